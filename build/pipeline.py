@@ -1,0 +1,237 @@
+"""Build a spec: lower and compile every variant in parallel, through the cache, into a manifest and its blobs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+from kgen.build import workers
+from kgen.build.cache import Cache
+from kgen.build.coverage import check_coverage
+from kgen.build.digest import source_digest
+from kgen.build.records import Records
+from kgen.build.toolchain import Code, Report, Toolchain
+from kgen.compiler import ops
+from kgen.compiler.kernel import KernelSource, Lowered
+from kgen.compiler.ops.contract import Config, Operator
+
+if TYPE_CHECKING:
+    from kgen.compiler.spec import Spec
+from kgen.runtime.errors import BuildError, KgenError
+from kgen.runtime.format import canonical, manifest
+from kgen.runtime.format.expr import Expr
+from kgen.runtime.format.manifest import DEVICE_SYMBOLS
+
+
+@dataclass(frozen=True)
+class Request:
+    """One program to build: plain data, so that a worker can rebuild it from nothing."""
+
+    family: str
+    dims: dict[str, tuple[int, int]]
+    attrs: dict[str, Any]
+    config: Config
+    target: str
+    front_end: str
+    cache: str
+
+    @classmethod
+    def of(cls, operator: Operator, config: Config, target: str, front_end: str, cache: Cache) -> Request:
+        return cls(family_of(operator), operator.dims, operator.attrs(), config, target, front_end, str(cache.root))
+
+    @property
+    def key(self) -> str:
+        """What the lowered program depends on, and nothing else: no names of instances, no paths, no times."""
+        return canonical.sha256(
+            canonical.dumps(
+                {
+                    "family": self.family,
+                    "dims": {dim: list(ends) for dim, ends in self.dims.items()},
+                    "attrs": self.attrs,
+                    "config": self.config,
+                    "toolchain": Toolchain(self.front_end).fingerprint(self.target),
+                    "source": source_digest(f"kgen.compiler.kernels.{self.family}"),
+                }
+            )
+        )
+
+    def symbols(self) -> set[str]:
+        return {*self.dims, *DEVICE_SYMBOLS}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished bundle in memory: `files` by name, the manifest among them."""
+
+    manifest: manifest.Manifest
+    files: dict[str, bytes]
+
+    @property
+    def id(self) -> str:
+        return canonical.sha256(self.files["manifest.json"])
+
+
+def build(
+    spec: Spec,
+    cache: Cache,
+    *,
+    jobs: int,
+    front_end: str = "nvrtc",
+    records: Records | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Built:
+    """Build `spec`.
+
+    Args:
+        jobs: processes at a time.
+        records: what was measured of kernels before; entries of kernels in this bundle become evidence.
+        progress: called with (programs done, programs in all, the operator just finished).
+
+    Raises:
+        BuildError: a program does not build, or an operator's guards leave a hole. Names every operator that failed.
+    """
+    plan: list[tuple[Operator, str, Expr, Request]] = []
+    for operator in spec.operators:
+        dispatch = operator.dispatch()
+        check_coverage(operator.name, operator.dims, [guard for guard, _ in dispatch])
+        for target in spec.targets:
+            plan += [
+                (operator, target, guard, Request.of(operator, config, target, front_end, cache))
+                for guard, config in dispatch
+            ]
+    requests = {request.key: request for *_, request in plan}
+    owners = {request.key: operator.name for operator, _, _, request in plan}
+    missing = [key for key, request in requests.items() if not _is_built(request, key, cache)]
+    done = len(requests) - len(missing)
+    progress(done, len(requests), "cache")
+    failures: list[str] = []
+    for index, error in workers.run(make, [requests[key] for key in missing], jobs):
+        done += 1
+        owner = owners[missing[index]]
+        progress(done, len(requests), owner)
+        if isinstance(error, KgenError):
+            failures.append(f"{owner} {requests[missing[index]].config}: {error}")
+    if failures:
+        raise BuildError("\n".join(failures))
+    return _assemble(spec, plan, cache, records or Records({}))
+
+
+def make(request: Request) -> None:
+    """Lower and compile one program into the cache (in a worker process)."""
+    cache, toolchain = Cache(request.cache), Toolchain(request.front_end)
+    module = import_module(f"kgen.compiler.kernels.{request.family}")
+    lower = import_module("kgen.compiler.lower").lower
+    operator = _operator(request)
+    lowered = lower(module.program(operator, request.config), request.target, toolchain.fingerprint(request.target))
+    for id, kernel in lowered.kernels.items():
+        if cache.get("kernels", id) is None:
+            cache.put("kernels", id, _encode(toolchain.compile(kernel, request.target)))
+    cache.put("programs", request.key, canonical.dumps(lowered.to_json()))
+
+
+def family_of(operator: Operator) -> str:
+    """The family's name: its module's."""
+    return type(operator).__module__.rpartition(".")[2]
+
+
+def _operator(request: Request) -> Operator:
+    as_manifest = manifest.Operator("_", request.family, 1, request.dims, request.attrs, (), (), {})
+    return ops.family(request.family).from_manifest(as_manifest)
+
+
+def _is_built(request: Request, key: str, cache: Cache) -> bool:
+    lowered = _load(request, key, cache)
+    return lowered is not None and all(cache.get("kernels", id) is not None for id in lowered.kernels)
+
+
+def _load(request: Request, key: str, cache: Cache) -> Lowered | None:
+    content = cache.get("programs", key)
+    return None if content is None else Lowered.from_json(json.loads(content), request.symbols())
+
+
+def _encode(code: Code) -> bytes:
+    report = asdict(code.report)
+    return json.dumps(
+        {"cubin": base64.b64encode(code.cubin).decode(), "ptx": code.ptx.decode(), "report": report}
+    ).encode()
+
+
+def _decode(content: bytes) -> Code:
+    value = json.loads(content)
+    return Code(base64.b64decode(value["cubin"]), value["ptx"].encode(), Report(**value["report"]))
+
+
+def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache: Cache, records: Records) -> Built:
+    blobs: dict[str, manifest.Blob] = {}
+    kernels: dict[str, manifest.Kernel] = {}
+    files: dict[str, bytes] = {}
+    evidence: dict[str, bytes] = {}
+
+    def blob(content: bytes, kind: str) -> str:
+        sha = canonical.sha256(content)
+        blobs[sha] = manifest.Blob(sha, kind, len(content))
+        files[blobs[sha].path] = content
+        return sha
+
+    def add(id: str, source: KernelSource, target: str) -> None:
+        code = _decode(cache.get("kernels", id))
+        kernels[id] = manifest.Kernel(
+            id=id,
+            entry=source.entry,
+            params=source.params,
+            block=source.block,
+            cluster=source.cluster,
+            dynamic_smem=source.dynamic_smem,
+            pdl=source.pdl,
+            target=target,
+            cubin=blob(code.cubin, "cubin"),
+            ptx=blob(code.ptx, "ptx"),
+            **asdict(code.report),
+        )
+        evidence[f"sources/{id}.cu"] = source.source.encode()
+
+    variants: dict[str, list[manifest.Variant]] = {operator.name: [] for operator in spec.operators}
+    for operator, target, guard, request in plan:
+        lowered = _load(request, request.key, cache)
+        for id, source in lowered.kernels.items():
+            if id not in kernels:
+                add(id, source, target)
+        variants[operator.name].append(manifest.Variant(target, guard, request.config, lowered.program))
+    operators = {
+        operator.name: manifest.Operator(
+            name=operator.name,
+            op=family_of(operator),
+            abi=operator.abi,
+            dims=operator.dims,
+            attrs=operator.attrs(),
+            tensors=operator.tensors(),
+            variants=tuple(variants[operator.name]),
+            workloads=operator.workloads,
+        )
+        for operator in spec.operators
+    }
+    if known := records.of(kernels):
+        evidence["records/records.json"] = known.dumps()
+    built = manifest.Manifest(
+        name=spec.name,
+        version=spec.version,
+        targets=spec.targets,
+        min_driver=Toolchain.MIN_DRIVER,
+        generator={"kgen": "0.1.0", "toolchain": plan[0][3].front_end, "tilelang": _tilelang()},
+        blobs=blobs,
+        kernels=kernels,
+        operators=operators,
+        evidence={name: manifest.Evidence(canonical.sha256(data), len(data)) for name, data in evidence.items()},
+    )
+    head = canonical.dumps(manifest.to_json(built))
+    files |= {f"evidence/{name}": data for name, data in evidence.items()}
+    files |= {"manifest.json": head, "manifest.sha256": canonical.sha256(head).encode() + b"\n"}
+    return Built(built, files)
+
+
+def _tilelang() -> str:
+    return metadata.version("tilelang")

@@ -1,0 +1,176 @@
+"""What every operator family promises: its fields in a spec, its tensors, its arithmetic, its candidate kernels.
+
+A family is a frozen dataclass whose fields are the keys of its spec entry. Field types are standard-library types,
+`Literal`s and other dataclasses, so that the spec reader can validate them and a GPU server can rebuild the contract
+from a manifest without the spec reader's dependencies.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from kgen.runtime.format.expr import Expr, fold
+from kgen.runtime.format.manifest import Operator as ManifestOperator
+from kgen.runtime.format.manifest import Tensor
+
+Dims = Mapping[str, int]
+Arrays = dict[str, np.ndarray]
+Config = dict[str, Any]
+
+# pydantic reads this attribute of a plain dataclass: unknown keys are errors.
+STRICT = {"extra": "forbid", "strict": True}
+
+
+@dataclass(frozen=True)
+class Check:
+    """How an output compares with the reference.
+
+    Attributes:
+        output: the tensor.
+        error, limit: the measure named by `measure`, and the most that is allowed. NaN never passes.
+        worst: index of the element furthest off; `got` and `expected` are its values.
+    """
+
+    output: str
+    measure: str
+    error: float
+    limit: float
+    worst: tuple[int, ...] = ()
+    got: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator(ABC):
+    """Base of the families.
+
+    Attributes:
+        name: the instance's name in its bundle.
+        dims: dim -> (least, most); a static dim has both equal.
+        workloads: workload -> values of the range dims: what tune, verify and bench run.
+    """
+
+    name: str
+    dims: dict[str, tuple[int, int]]
+    workloads: dict[str, dict[str, int]]
+
+    abi: ClassVar[int]
+    DIMS: ClassVar[dict[str, str]]
+    """Every dim of the family and what it counts."""
+    RANGES: ClassVar[tuple[str, ...]]
+    """The dims that may be ranges (run-time dims)."""
+
+    @classmethod
+    def own_fields(cls) -> tuple[str, ...]:
+        """The spec keys that belong to the family."""
+        base = {f.name for f in fields(Operator)}
+        return tuple(f.name for f in fields(cls) if f.name not in base)
+
+    @classmethod
+    def from_manifest(cls, operator: ManifestOperator) -> Operator:
+        """The contract that a bundle's operator was built from."""
+        hints = typing.get_type_hints(cls)
+        own = {key: _construct(hints[key], value) for key, value in operator.attrs.items()}
+        return cls(name=operator.name, dims=dict(operator.dims), workloads=dict(operator.workloads), **own)
+
+    def attrs(self) -> dict[str, Any]:
+        """The family's own fields as plain data."""
+        return {key: _plain(getattr(self, key)) for key in self.own_fields()}
+
+    def extent(self, dim: str) -> Expr:
+        """`dim` as an expression: its value where static, its name where a range."""
+        least, most = self.dims[dim]
+        return least if least == most else dim
+
+    def static(self, dim: str) -> int:
+        """The value of a static dim."""
+        least, most = self.dims[dim]
+        assert least == most, f"{dim} is a range"
+        return least
+
+    def full_dims(self, dims: Dims) -> dict[str, int]:
+        """`dims` with the static ones added."""
+        return {dim: dims.get(dim, least) for dim, (least, _) in self.dims.items()}
+
+    def tensor(self, name: str, role: str, dtype: str, *shape: Expr, align: int = 16) -> Tensor:
+        """A contiguous row-major tensor."""
+        strides: list[Expr] = []
+        step: Expr = 1
+        for extent in reversed(shape):
+            strides.insert(0, step)
+            step = fold("*", extent, step)
+        return Tensor(name, role, dtype, tuple(shape), tuple(strides), align)
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensor arguments, in the order of a call."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What the fields' types cannot say: pairs of a dotted field path and a sentence that names the fix."""
+        return iter(())
+
+    @abstractmethod
+    def candidates(self) -> list[Config]:
+        """The configs worth building and measuring."""
+
+    @abstractmethod
+    def dispatch(self) -> list[tuple[Expr, Config]]:
+        """The untuned choice: (guard over dims and sm_count, config), first match wins, covering every dim in range."""
+
+    @abstractmethod
+    def inputs(self, dims: Dims, rng: np.random.Generator, kind: str) -> Arrays:
+        """Random inputs. `kind` is one of `input_kinds`."""
+
+    input_kinds: ClassVar[tuple[str, ...]] = ("normal",)
+
+    @abstractmethod
+    def check(self, dims: Dims, inputs: Arrays, outputs: Arrays, rng: np.random.Generator) -> list[Check]:
+        """Compare a device's outputs with the reference, computed here in float64 or exact integers."""
+
+    @abstractmethod
+    def edge_dims(self) -> list[dict[str, int]]:
+        """Values of the range dims at which kernels tend to be wrong."""
+
+    @abstractmethod
+    def bytes_moved(self, dims: Dims) -> int:
+        """The fewest bytes of device memory traffic: each input read once, each output written once."""
+
+    @abstractmethod
+    def flops(self, dims: Dims) -> int:
+        """Floating-point operations."""
+
+
+def edges(least: int, most: int, *tiles: int) -> list[int]:
+    """Sizes in least..most at which tiles tend to go wrong: the ends, primes, and around each tile size."""
+    sizes = {least, most, 1, 17, 127, 4095}
+    for tile in tiles:
+        sizes |= {tile - 1, tile, tile + 1}
+    return sorted(size for size in sizes if least <= size <= most)
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) else value
+
+
+def _construct(hint: Any, value: Any) -> Any:
+    """Plain data back to the dataclasses that `hint` names; of a union, the one whose fields are the keys."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if not isinstance(value, dict):
+            return value
+        hint = next(h for h in typing.get_args(hint) if is_dataclass(h) and {f.name for f in fields(h)} == set(value))
+    if is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return hint(**{key: _construct(hints[key], item) for key, item in value.items()})
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(value)
+    return value

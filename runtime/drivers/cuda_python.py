@@ -1,0 +1,144 @@
+"""The driver through ``cuda.bindings.driver`` of the package cuda-bindings (a part of cuda-python)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kgen.runtime.drivers.common import (
+    CLUSTER_DIMENSION,
+    INVALID_VALUE,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    TENSOR_MAP_BYTES,
+    Dim3,
+    Driver,
+)
+from kgen.runtime.errors import DriverNotFound, DriverTooOld
+
+try:
+    from cuda.bindings import driver as cuda
+except ImportError as error:
+    raise DriverNotFound(
+        f"cuda.bindings cannot be imported ({error}): reinstall cuda-bindings, or use the driver 'ctypes'"
+    ) from error
+
+# Where a function takes an enumerator: the argument's place and its type.
+_ENUMS = {
+    "cuGetErrorName": (0, cuda.CUresult),
+    "cuGetErrorString": (0, cuda.CUresult),
+    "cuDeviceGetAttribute": (0, cuda.CUdevice_attribute),
+    "cuFuncSetAttribute": (1, cuda.CUfunction_attribute),
+    "cuFuncGetAttribute": (0, cuda.CUfunction_attribute),
+    "cuPointerGetAttribute": (0, cuda.CUpointer_attribute),
+    "cuStreamBeginCapture": (1, cuda.CUstreamCaptureMode),
+}
+
+
+class CudaPythonDriver(Driver):
+    """`Driver` over cuda-python.
+
+    Raises:
+        DriverNotFound: there is no libcuda.so.1.
+        DriverError: ``cuInit`` failed.
+    """
+
+    name = "cuda-python"
+
+    def __init__(self) -> None:
+        try:
+            code = int(cuda.cuInit(0)[0])
+        except RuntimeError as error:  # from the binding's own search for the library
+            raise DriverNotFound(
+                f"libcuda.so.1 cannot be loaded ({error}): install the NVIDIA driver, or give the container the GPUs"
+            ) from None
+        if code:
+            raise self._error("cuInit", code)
+
+    def _invoke(self, function: str, *args: Any) -> tuple[int, Any]:
+        if function in _ENUMS:
+            place, enum = _ENUMS[function]
+            args = (*args[:place], enum(args[place]), *args[place + 1 :])
+        try:
+            code, *values = getattr(cuda, function)(*args)
+        except RuntimeError as error:  # the binding did not find the function in the library
+            raise DriverTooOld(f"{error}: install a CUDA driver for CUDA 12.0 or newer") from None
+        return code, values[0] if values else None
+
+    def device_name(self, device: int) -> str:
+        return self._call("cuDeviceGetName", 256, device).partition(b"\0")[0].decode()
+
+    def _encode(
+        self, tensor_map: int, data_type: int, address: int, dims: Sequence[int], strides: Sequence[int],
+        box: Sequence[int], element_strides: Sequence[int], interleave: int, swizzle: int, l2_promotion: int,
+        oob_fill: int,
+    ) -> int:  # fmt: skip
+        long, word = cuda.cuuint64_t, cuda.cuuint32_t
+        try:
+            data_type, interleave = cuda.CUtensorMapDataType(data_type), cuda.CUtensorMapInterleave(interleave)
+            swizzle, l2_promotion = cuda.CUtensorMapSwizzle(swizzle), cuda.CUtensorMapL2promotion(l2_promotion)
+            oob_fill = cuda.CUtensorMapFloatOOBfill(oob_fill)
+        except ValueError:  # no such enumerator: what the driver itself would say
+            return INVALID_VALUE
+        code, result = cuda.cuTensorMapEncodeTiled(
+            data_type,
+            len(dims),
+            address,
+            [long(dim) for dim in dims],
+            [long(stride) for stride in (*strides, 0)],  # an empty list would become a null pointer
+            [word(size) for size in box],
+            [word(step) for step in element_strides],
+            interleave,
+            swizzle,
+            l2_promotion,
+            oob_fill,
+        )
+        if not code:
+            ctypes.memmove(tensor_map, result.getPtr(), TENSOR_MAP_BYTES)
+        return code
+
+    def _config(self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, stream: int) -> cuda.CUlaunchConfig:
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.hStream = smem, stream
+        attributes = []
+        if cluster != (1, 1, 1):
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID(CLUSTER_DIMENSION)
+            dim = attribute.value.clusterDim
+            dim.x, dim.y, dim.z = cluster
+            attributes.append(attribute)
+        if pdl:
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID(PROGRAMMATIC_STREAM_SERIALIZATION)
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
+
+    def _launcher(
+        self, function: int, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, params: int, stream: int
+    ) -> Callable[[], None]:
+        # With an int for the parameters, cuda-python packs nothing: it passes the address on.
+        call, error = cuda.cuLaunchKernelEx, self._error
+        config = self._config(grid, block, cluster, smem, pdl, stream)
+        handle = cuda.CUfunction(function)
+
+        def launch() -> None:
+            (code,) = call(config, handle, params, 0)
+            if code:
+                raise error("cuLaunchKernelEx", code)
+
+        return launch
+
+    def _memset_launcher(self, address: int, byte: int, count: int, stream: int) -> Callable[[], None]:
+        call, error = cuda.cuMemsetD8Async, self._error
+        where, queue = cuda.CUdeviceptr(address), cuda.CUstream(stream)
+
+        def memset() -> None:
+            (code,) = call(where, byte, count, queue)
+            if code:
+                raise error("cuMemsetD8Async", code)
+
+        return memset
