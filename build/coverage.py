@@ -20,7 +20,7 @@ def check_coverage(name: str, dims: Mapping[str, tuple[int, int]], guards: list[
     """Raise unless every point of `dims` satisfies a guard and every guard is some point's first.
 
     Raises:
-        BuildError: a hole (the message names a point in it), a variant that can never run, or a domain too large to try.
+        BuildError: a hole (the message names a point in it), a variant that never runs, or a domain too large to try.
     """
     used: set[int] = set()
     for point in _points(name, dims, guards):

@@ -221,7 +221,7 @@ def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache
         version=spec.version,
         targets=spec.targets,
         min_driver=Toolchain.MIN_DRIVER,
-        generator={"kgen": "0.1.0", "toolchain": plan[0][3].front_end, "tilelang": _tilelang()},
+        generator={"kgen": metadata.version("kgen"), "toolchain": plan[0][3].front_end, "tilelang": _tilelang()},
         blobs=blobs,
         kernels=kernels,
         operators=operators,

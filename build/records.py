@@ -1,7 +1,7 @@
 """What was measured on a device: one JSON file a device under ``specs/records``, sorted so that diffs stay small.
 
-An entry is keyed by the kernels it is about (their ids): when a kernel changes, its entries are stale and no build takes
-them. Fields: ``kind`` (verify or bench), ``operator``, ``dims``, ``kernels``, ``date``, and what was measured.
+An entry is keyed by the kernels it is about (their ids): when a kernel changes, its entries are stale and no build
+takes them. Fields: ``kind`` (verify or bench), ``operator``, ``dims``, ``kernels``, ``date``, and what was measured.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class Toolchain:
         for code, line in complaints.items():
             if code not in kernel.tolerates:
                 raise BuildError(
-                    f"{kernel.entry}: ptxas reports {code}: {line.strip()}. Change the kernel, or give the reason why it "
-                    f"is still the fastest in its Launch(tolerates={{{code!r}: …}})"
+                    f"{kernel.entry}: ptxas reports {code}: {line.strip()}. Change the kernel, or give the reason why "
+                    f"it is still the fastest in its Launch(tolerates={{{code!r}: …}})"
                 )
         return Code(cubin, ptx.encode(), report)
 

@@ -1,7 +1,7 @@
-"""Run jobs in pristine processes: a fork server imports tilelang once, every job forks from it and ends with its job.
+"""Run jobs in pristine processes: a fork server imports tilelang once, and every job forks from it.
 
-tilelang's output can depend on what its process lowered before; a fresh process a job makes the same input give the same
-bytes, and a job that crashes takes nothing with it.
+tilelang's output can depend on what its process lowered before; a fresh process a job makes the same input give the
+same bytes, and a job that crashes takes nothing with it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PRELOAD = ("kgen.compiler.lower", "kgen.build.toolchain")
 def run(function: Callable[[Any], Any], requests: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
     """Call `function` on every request, at most `jobs` at a time; yields (index, result) as they finish.
 
-    A result is what `function` returned, or a `KgenError`: the one it raised, or a `BuildError` that holds the traceback
-    or says how the process died. `function` and requests are pickled by reference and by value.
+    A result is what `function` returned, or a `KgenError`: the one it raised, or a `BuildError` that holds the
+    traceback or says how the process died. `function` and requests are pickled by reference and by value.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))

@@ -50,7 +50,7 @@ class Lowered:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], symbols: set[str]) -> Lowered:
-        """The inverse of `to_json`; `symbols` are the dims and device symbols that the program's expressions may name."""
+        """The inverse of `to_json`; `symbols` are the dims and device symbols that expressions may name."""
         kernels = {
             id: KernelSource(**{key: tuple(item) if isinstance(item, list) else item for key, item in fields.items()})
             for id, fields in value["kernels"].items()

@@ -15,7 +15,7 @@ class Launch:
 
     Its parameters are matched by name: a tensor of the operator, a part of the workspace, a dim, or ``sm_count``;
     `rename` maps the function's names to those where they differ. `pass_config` is tilelang's.
-    `tolerates` maps what ptxas complains of (``"spills"``, ``"C7510"``) to the reason why the kernel is kept all the same.
+    `tolerates` maps what ptxas complains of (``"spills"``, ``"C7510"``) to the reason why the kernel is kept anyhow.
     """
 
     function: Any

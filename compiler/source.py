@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kgen.runtime.errors import SpecError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
-
-from kgen.runtime.errors import SpecError
 
 Steps = tuple[str | int, ...]
 Mark = tuple[int, int]

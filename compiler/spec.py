@@ -1,7 +1,7 @@
 """The spec language: a YAML file that names a bundle, its targets and its operators.
 
-`load` and `schema` go by the same models: the ones here, and the fields of the families. pydantic validates; the messages
-are kgen's own, for pydantic knows neither the place in the file nor which branch of a union was meant.
+`load` and `schema` go by the same models: the ones here, and the fields of the families. pydantic validates; the
+messages are kgen's own, for pydantic knows neither the place in the file nor which branch of a union was meant.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, TypeAdapter, ValidationError
-
 from kgen.compiler import ops
 from kgen.compiler.ops.contract import STRICT, Operator
 from kgen.compiler.source import PLACEHOLDER, Broken, Node, Problem, Report, Steps, expand, nearest, read
 from kgen.runtime.errors import SpecError
+from pydantic import Field, TypeAdapter, ValidationError
 
 __all__ = ["TARGETS", "Problem", "Spec", "SpecError", "load", "schema"]
 
@@ -242,7 +241,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _parse(hint: Any, node: Node) -> Any:
-    return _adapter(hint).validate_json(json.dumps(node.plain()))  # strict JSON, unlike strict Python, has tuples
+    return _adapter(hint).validate_json(json.dumps(node.plain()), strict=True)  # JSON: a list may be a tuple
 
 
 def _valid(hint: Any, node: Node) -> bool:

@@ -72,7 +72,8 @@ def bind(
 
     Args:
         functions: kernel id -> (kernel, CUfunction).
-        tensors: name -> tensor; workspace: device memory of at least ``selection.workspace_bytes``, or None where that is 0.
+        tensors: name -> tensor.
+        workspace: device memory of at least ``selection.workspace_bytes``, or None where that is 0.
 
     Raises:
         ArgumentError: and its subclasses, one a cause, before anything is launched.

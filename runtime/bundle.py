@@ -102,8 +102,8 @@ class Bundle:
                     f"({driver.device_name(device)}) is sm_{''.join(map(str, _capability(driver, device)))}"
                 )
             )
-        limit = driver.attribute(Attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)
-        clusters = driver.attribute(Attribute.CLUSTER_LAUNCH, device)
+        limit = driver.attribute(device, Attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        clusters = driver.attribute(device, Attribute.CLUSTER_LAUNCH)
         for kernel in self.manifest.kernels.values():
             if kernel.target != target:
                 continue
@@ -152,7 +152,7 @@ class Kernels(Mapping[str, "LoadedOperator"]):
 
     def __init__(self, bundle: Bundle, driver: Driver, device: int, target: str, ptx: bool, lazy: bool):
         self.bundle, self.driver, self.device, self.target, self._ptx = bundle, driver, device, target, ptx
-        self.sm_count = driver.attribute(Attribute.MULTIPROCESSOR_COUNT, device)
+        self.sm_count = driver.attribute(device, Attribute.MULTIPROCESSOR_COUNT)
         self.context = driver.retain(device)
         self._libraries: dict[str, int] = {}
         self._functions: dict[str, tuple[Kernel, int]] = {}
@@ -269,7 +269,7 @@ class LoadedOperator:
         missing = [dim for dim in self.operator.range_dims if dim not in found]
         if missing:
             raise UnsupportedShape(
-                f"{self.operator.name}: {missing[0]} cannot be read off the tensors' shapes: use plan({missing[0]}=…).bind(…)"
+                f"{self.operator.name}: {missing[0]} is not the extent of any tensor: use plan({missing[0]}=…).bind(…)"
             )
         return {dim: found[dim] for dim in self.operator.range_dims}
 
@@ -294,8 +294,8 @@ class Plan:
         """Check the tensors and prepare the launches; not inside a graph capture.
 
         Raises:
-            ArgumentError: and its subclasses: unknown or missing tensor, dtype, shape, strides, alignment, device, overlap,
-                too small a workspace.
+            ArgumentError: and its subclasses: unknown or missing tensor, dtype, shape, strides, alignment, device,
+                overlap, too small a workspace.
         """
         if not self._kernels.context:
             raise ArgumentError(f"{self._kernels.bundle.path} was closed")
@@ -306,8 +306,8 @@ class Plan:
 
 def _capability(driver: Driver, device: int) -> tuple[int, int]:
     return (
-        driver.attribute(Attribute.COMPUTE_CAPABILITY_MAJOR, device),
-        driver.attribute(Attribute.COMPUTE_CAPABILITY_MINOR, device),
+        driver.attribute(device, Attribute.COMPUTE_CAPABILITY_MAJOR),
+        driver.attribute(device, Attribute.COMPUTE_CAPABILITY_MINOR),
     )
 
 

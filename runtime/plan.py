@@ -48,7 +48,7 @@ def select(operator: Operator, target: str, sm_count: int, dims: Mapping[str, in
         dims: a value for every range dim; static dims may be given too.
 
     Raises:
-        UnsupportedShape: a dim is missing, unknown, not an integer or outside its declared range, or no variant covers it.
+        UnsupportedShape: a dim is missing, unknown, no integer or outside its declared range, or no variant covers it.
     """
     symbols = _complete(operator, dims)
     symbols["sm_count"] = sm_count
@@ -78,7 +78,7 @@ def _complete(operator: Operator, dims: Mapping[str, int]) -> dict[str, int]:
         if not least <= value <= most:
             allowed = f"{least}..{most}" if least != most else str(least)
             raise UnsupportedShape(
-                f"{operator.name}: {dim}={value} is outside the declared {allowed}; build a bundle whose spec declares it"
+                f"{operator.name}: {dim}={value} is outside the declared {allowed}: declare it in the spec and build again"
             )
         complete[dim] = value
     return complete

@@ -12,7 +12,7 @@ _CUDA, _CUDA_MANAGED = 2, 13  # DLDeviceType
 
 
 class Ptr(NamedTuple):
-    """Device memory by address: `shape` in elements of `dtype` (a kgen name), `strides` in elements or None (row-major)."""
+    """Device memory by address: `shape` of `dtype` (a kgen name), `strides` in elements or None (row-major)."""
 
     address: int
     shape: tuple[int, ...]
@@ -52,8 +52,8 @@ def tensor_ref(name: str, value: Any) -> TensorRef:
 
     Args:
         name: the argument's name, for errors.
-        value: a `Ptr` or `DeviceBuffer`; anything with ``data_ptr()``, ``shape``, ``stride()`` and ``dtype`` (torch); with
-            ``__cuda_array_interface__``; or with ``__dlpack__``.
+        value: a `Ptr` or `DeviceBuffer`; anything with ``data_ptr()``, ``shape``, ``stride()`` and ``dtype`` (torch);
+            with ``__cuda_array_interface__``; or with ``__dlpack__``.
 
     Raises:
         ArgumentError: `value` is none of these.
@@ -156,6 +156,6 @@ def stream_handle(stream: Any) -> int:
     if hasattr(stream, "cuda_stream"):
         return int(stream.cuda_stream)
     raise ArgumentError(
-        f"stream: a {type(stream).__name__} is no stream: pass a CUstream as an int (0 is the legacy default stream), a "
-        "torch.cuda.Stream, or something with __cuda_stream__"
+        f"stream: a {type(stream).__name__} is no stream: pass a CUstream as an int (0 is the legacy default stream), "
+        "a torch.cuda.Stream, or something with __cuda_stream__"
     )

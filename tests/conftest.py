@@ -21,7 +21,9 @@ FAKE_CHOSEN = os.environ.get("KGEN_FAKE_CUDA") == "1"
 @functools.cache
 def real_cuda() -> bool:
     """Whether libcuda.so.1 can be loaded; asked in another process, as this one may be about to load the fake."""
-    return not subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], stderr=-3).returncode
+    return not subprocess.run(
+        [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], stderr=-3
+    ).returncode
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

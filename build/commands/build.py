@@ -17,9 +17,7 @@ from kgen.runtime.errors import BuildError
 
 @click.command("build")
 @click.argument("specs", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="FILE.kgen or a directory. [dist/NAME-VERSION.kgen]"
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="FILE.kgen or a folder. [dist/NAME-VERSION.kgen]")
 @click.option(
     "-j", "--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True, help="Processes at a time."
 )

@@ -18,7 +18,7 @@ from kgen.runtime.bundle import Bundle
 @click.option("--expect", help="The id that the bundle must have, sha256:…")
 @json_option
 def command(bundle, device, driver, expect, as_json) -> None:
-    """Say whether a BUNDLE is sound and would run on this machine's device, with every reason why not; loads nothing."""
+    """Say whether a BUNDLE is sound and would run on this device, with every reason why not; loads nothing."""
     opened = Bundle.open(bundle, expect=expect)
     reasons = opened.check(device, driver=drivers.open(driver))
     if as_json:

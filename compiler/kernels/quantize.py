@@ -1,9 +1,9 @@
 """quantize: a block of threads a row, the row held in registers between the reduction and the cast.
 
-Exact division costs: ``__fdiv_rn`` an element takes 64 µs where the memory traffic takes 45 (14336×4096 bf16, H200). The
-fast path multiplies by the reciprocal and corrects once, ``q0 = v·r; q = fma(fma(-q0, s, v), r, q0)`` (Markstein), which
-is the correctly rounded quotient while nothing over- or underflows; adding 1.5·2**23 then rounds to the nearest even
-integer and leaves it in the low bits. A row whose amax is outside 2**-100..2**100, infinite or NaN divides.
+Exact division costs: ``__fdiv_rn`` an element takes 64 µs where the memory traffic takes 45 (14336×4096 bf16, H200).
+The fast path multiplies by the reciprocal and corrects once, ``q0 = v·r; q = fma(fma(-q0, s, v), r, q0)`` (Markstein),
+which is the correctly rounded quotient while nothing over- or underflows; adding 1.5·2**23 then rounds to the nearest
+even integer and leaves it in the low bits. A row whose amax is outside 2**-100..2**100, infinite or NaN divides.
 """
 
 import tilelang.language as T

@@ -1,7 +1,7 @@
 """gemm: ``out = a · b`` for 16-bit operands, accumulated in float32 and rounded once.
 
-``a`` is ``[m, k]``. ``b`` is ``[n, k]`` with ``major: k`` (the layout of a torch Linear weight, "nt") or ``[k, n]`` with
-``major: n`` ("nn"). ``out`` is ``[m, n]``. All row-major and contiguous; m may be a range.
+``a`` is ``[m, k]``. ``b`` is ``[n, k]`` with ``major: k`` (the layout of a torch Linear weight, "nt") or ``[k, n]``
+with ``major: n`` ("nn"). ``out`` is ``[m, n]``. All row-major and contiguous; m may be a range.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from kgen.runtime.format import expr
 from kgen.runtime.format.dtypes import DTYPES
 from kgen.runtime.format.manifest import Tensor
 
-# Relative Frobenius error allowed for a float32-accumulated product rounded once (the tolerances of the operator contracts).
+# Relative Frobenius error allowed for a product that is accumulated in float32 and rounded once.
 PRODUCT_LIMIT = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-6}
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}  # half an ulp of 1
 

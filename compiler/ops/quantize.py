@@ -1,6 +1,6 @@
 """quantize: ``q = clamp(round(x / scale))`` and the scales that undo it.
 
-int8 per channel: a row's scale is ``amax / 127`` (1 where amax is not above 0, so for zero rows and for rows whose amax is
+int8 per channel: a row's scale is ``amax / 127`` (1 where amax is not above 0, so for zero rows and for rows with a
 NaN), codes are ``clamp(rne(x / scale), -127, 127)`` with the correctly rounded float32 quotient by the stored scale.
 NaN elements have no code of their own: they become 0. An infinite amax stores an infinite scale: finite elements are 0.
 """
@@ -27,7 +27,7 @@ class X:
 
 @dataclass(frozen=True, kw_only=True)
 class Q:
-    """The codes, ``[m, k]``; `scale` says what shares a scale: ``channel`` is a row, with ``scale`` of shape ``[m]``."""
+    """The codes, ``[m, k]``; `scale` says what shares a scale: ``channel`` is a row (``scale`` is ``[m]``)."""
 
     dtype: Literal["int8"]
     scale: Literal["channel"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Any
 
 from kgen.runtime.errors import ArgumentError, DriverError
@@ -21,7 +20,7 @@ CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads m
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGN = 128, 64  # sizeof and alignof of CUtensorMap
 
 
-class Attribute(IntEnum):
+class Attribute:
     """``CU_DEVICE_ATTRIBUTE_…``; sizes are in bytes."""
 
     MAX_THREADS_PER_BLOCK = 1
@@ -34,7 +33,7 @@ class Attribute(IntEnum):
     CLUSTER_LAUNCH = 120
 
 
-class FunctionAttribute(IntEnum):
+class FunctionAttribute:
     """``CU_FUNC_ATTRIBUTE_…``; sizes are in bytes."""
 
     MAX_THREADS_PER_BLOCK = 0

@@ -8,9 +8,7 @@ from typing import Any
 
 from kgen.runtime.drivers.common import (
     CLUSTER_DIMENSION,
-    INVALID_VALUE,
     PROGRAMMATIC_STREAM_SERIALIZATION,
-    TENSOR_MAP_BYTES,
     Dim3,
     Driver,
 )
@@ -30,7 +28,6 @@ _ENUMS = {
     "cuDeviceGetAttribute": (0, cuda.CUdevice_attribute),
     "cuFuncSetAttribute": (1, cuda.CUfunction_attribute),
     "cuFuncGetAttribute": (0, cuda.CUfunction_attribute),
-    "cuPointerGetAttribute": (0, cuda.CUpointer_attribute),
     "cuStreamBeginCapture": (1, cuda.CUstreamCaptureMode),
 }
 
@@ -54,8 +51,24 @@ class CudaPythonDriver(Driver):
             ) from None
         if code:
             raise self._error("cuInit", code)
+        word, pointer = ctypes.c_int, ctypes.c_void_p
+        self._tensor_map_encode = self._native(
+            "cuTensorMapEncodeTiled", pointer, word, ctypes.c_uint32, *[pointer] * 5, word, word, word, word
+        )
+        self._pointer_attribute = self._native("cuPointerGetAttribute", pointer, word, ctypes.c_uint64)
+
+    def _native(self, function: str, *argtypes: Any) -> Callable[..., int]:
+        """The driver's own function, where the binding's does not serve."""
+        code, address, _ = cuda.cuGetProcAddress(function.encode(), 12000, 0)
+        if code or not int(address):
+            raise DriverTooOld(f"the driver has no {function}: install a CUDA driver for CUDA 12.0 or newer")
+        return ctypes.CFUNCTYPE(ctypes.c_int, *argtypes)(int(address))
 
     def _invoke(self, function: str, *args: Any) -> tuple[int, Any]:
+        if function == "cuPointerGetAttribute":
+            # cuda-bindings 13.3 answers 0 for the device ordinal of every pointer.
+            value = ctypes.c_int()
+            return self._pointer_attribute(ctypes.addressof(value), *args), value.value
         if function in _ENUMS:
             place, enum = _ENUMS[function]
             args = (*args[:place], enum(args[place]), *args[place + 1 :])
@@ -73,29 +86,13 @@ class CudaPythonDriver(Driver):
         box: Sequence[int], element_strides: Sequence[int], interleave: int, swizzle: int, l2_promotion: int,
         oob_fill: int,
     ) -> int:  # fmt: skip
-        long, word = cuda.cuuint64_t, cuda.cuuint32_t
-        try:
-            data_type, interleave = cuda.CUtensorMapDataType(data_type), cuda.CUtensorMapInterleave(interleave)
-            swizzle, l2_promotion = cuda.CUtensorMapSwizzle(swizzle), cuda.CUtensorMapL2promotion(l2_promotion)
-            oob_fill = cuda.CUtensorMapFloatOOBfill(oob_fill)
-        except ValueError:  # no such enumerator: what the driver itself would say
-            return INVALID_VALUE
-        code, result = cuda.cuTensorMapEncodeTiled(
-            data_type,
-            len(dims),
-            address,
-            [long(dim) for dim in dims],
-            [long(stride) for stride in (*strides, 0)],  # an empty list would become a null pointer
-            [word(size) for size in box],
-            [word(step) for step in element_strides],
-            interleave,
-            swizzle,
-            l2_promotion,
-            oob_fill,
-        )
-        if not code:
-            ctypes.memmove(tensor_map, result.getPtr(), TENSOR_MAP_BYTES)
-        return code
+        # cuda-python encodes into memory of its own, which need not be aligned to 64 bytes as the driver asks.
+        rank = len(dims)
+        longs, words = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+        return self._tensor_map_encode(
+            tensor_map, data_type, rank, address, longs(*dims), longs(*strides), words(*box),
+            words(*element_strides), interleave, swizzle, l2_promotion, oob_fill,
+        )  # fmt: skip
 
     def _config(self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, stream: int) -> cuda.CUlaunchConfig:
         config = cuda.CUlaunchConfig()

@@ -1,7 +1,7 @@
 """A bundle's files: a directory, or the same in one ``.kgen`` file.
 
-The file is a zip archive whose entries are stored, dated 1980-01-01 and start at multiples of 64 bytes, so that it can be
-memory-mapped and used in place; any zip tool reads it. One list of (name, bytes) has exactly one layout: the reader
+The file is a zip archive whose entries are stored, dated 1980-01-01 and start at multiples of 64 bytes, so that it can
+be memory-mapped and used in place; any zip tool reads it. One list of (name, bytes) has exactly one layout: the reader
 rebuilds every header from the directory and compares, so that nothing can hide between, behind or under the entries.
 """
 

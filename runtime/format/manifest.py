@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kgen.runtime.format.expr import Expr
 
@@ -14,8 +13,7 @@ WORKSPACE_KINDS = ("scratch", "locks")
 DEVICE_SYMBOLS = ("sm_count",)
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(NamedTuple):
     """A content-addressed file: ``blobs/<sha256>.<kind>`` of `size` bytes; kind is cubin or ptx."""
 
     sha256: str
@@ -27,8 +25,7 @@ class Blob:
         return f"blobs/{self.sha256}.{self.kind}"
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One ``__global__`` function, compiled for `target`. `id` is the sha256 of its source, flags and toolkit.
 
     Attributes:
@@ -57,8 +54,7 @@ class Kernel:
     ptx: str
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor argument. `shape` and `strides` (in elements) are expressions over dims; `align` is in bytes."""
 
     name: str
@@ -69,8 +65,7 @@ class Tensor:
     align: int
 
 
-@dataclass(frozen=True)
-class TensorMap:
+class TensorMap(NamedTuple):
     """The arguments of ``cuTensorMapEncodeTiled``; innermost dimension first, `strides` in bytes without the innermost.
 
     `data_type`, `interleave`, `swizzle`, `l2_promotion` and `oob_fill` are the CUtensorMap enumerators' values.
@@ -88,8 +83,7 @@ class TensorMap:
     oob_fill: int
 
 
-@dataclass(frozen=True)
-class Arg:
+class Arg(NamedTuple):
     """A kernel argument: exactly one of a buffer's address, a tensor map, an integer expression."""
 
     pointer: str | None = None
@@ -97,8 +91,7 @@ class Arg:
     value: Expr | None = None
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """Launch `kernel` (an id) on `grid` blocks with `args` in the order of its params."""
 
     kernel: str
@@ -106,8 +99,7 @@ class Launch:
     args: tuple[Arg, ...]
 
 
-@dataclass(frozen=True)
-class Memset:
+class Memset(NamedTuple):
     """Fill the first `bytes` bytes of `buffer` with `byte`."""
 
     buffer: str
@@ -115,9 +107,8 @@ class Memset:
     bytes: Expr
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """A part of the workspace. ``locks`` are zero on entry and left zero (bind zeroes them once); ``scratch`` is not."""
+class Workspace(NamedTuple):
+    """A part of the workspace: ``scratch``, or ``locks``, zero on entry and left zero (bind zeroes them once)."""
 
     name: str
     kind: str
@@ -125,8 +116,7 @@ class Workspace:
     bytes: Expr
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What a call does: `steps` in order, over the tensors and `workspace`, which takes `workspace_bytes` in all."""
 
     steps: tuple[Launch | Memset, ...]
@@ -134,8 +124,7 @@ class Program:
     workspace_bytes: Expr
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """`program` runs where `guard` (over dims and sm_count) is true and no earlier variant's of the same target is."""
 
     target: str
@@ -144,8 +133,7 @@ class Variant:
     program: Program
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(NamedTuple):
     """An operator instance.
 
     Attributes:
@@ -170,16 +158,14 @@ class Operator:
         return tuple(name for name, (least, most) in self.dims.items() if least != most)
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """A file that people and tools read and the runtime does not: ``evidence/<name>``, of `size` bytes."""
 
     sha256: str
     size: int
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """A bundle's table of contents. Its canonical bytes' sha256 is the bundle's id.
 
     Attributes:
@@ -220,11 +206,11 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses to dicts, tuples to lists; of an `Arg`, only the field that is set."""
+    """Named tuples to dicts, other tuples to lists; of an `Arg`, only the field that is set."""
     if isinstance(value, Arg):
-        return {key: _plain(item) for key, item in vars(value).items() if item is not None}
-    if hasattr(value, "__dataclass_fields__"):
-        return {key: _plain(item) for key, item in vars(value).items()}
+        return {key: _plain(item) for key, item in value._asdict().items() if item is not None}
+    if hasattr(value, "_fields"):
+        return {key: _plain(item) for key, item in value._asdict().items()}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

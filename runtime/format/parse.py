@@ -35,11 +35,13 @@ from kgen.runtime.format.manifest import (
 UNDERSTOOD: frozenset[str] = frozenset()  # must_understand words that this reader knows
 MAX_MANIFEST = 16 << 20
 
-_SHA = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
-_EVIDENCE = re.compile(r"[A-Za-z0-9_]+/[A-Za-z0-9_]+\.[a-z0-9]+")
-_SYMBOL = re.compile(r"[a-z_][a-z0-9_]{0,63}")
-_VERSION = re.compile(r"\d+\.\d+\.\d+([.\-+][0-9A-Za-z.\-+]+)?")
+_SHA = r"[0-9a-f]{64}"
+_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}"
+_LABEL = r"[A-Za-z0-9_][A-Za-z0-9_.=+\-]{0,127}"  # as the published tables name their rows
+_EVIDENCE = r"[A-Za-z0-9_]+/[A-Za-z0-9_]+\.[a-z0-9]+"
+_SYMBOL = r"[a-z_][a-z0-9_]{0,63}"
+_ENTRY = r"[A-Za-z_][A-Za-z0-9_]{0,255}"
+_VERSION = r"\d+\.\d+\.\d+([.\-+][0-9A-Za-z.\-+]+)?"
 
 
 def program_from_json(value: Any, symbols: Iterable[str]) -> Program:
@@ -114,11 +116,11 @@ class _At:
             raise FormatError(f"{self.path}: expected an object with exactly {sorted(names)}, found {found}")
         return {name: _At(self.value[name], f"{self.path}.{name}") for name in names}
 
-    def mapping(self, key: re.Pattern[str]) -> list[tuple[str, _At]]:
+    def mapping(self, key: str) -> list[tuple[str, _At]]:
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
         for name in self.value:
-            if not key.fullmatch(name):
+            if not re.fullmatch(key, name):
                 raise FormatError(f"{self.path}: {name[:80]!r} is not a valid key here")
         return [(name, _At(item, f"{self.path}.{name}")) for name, item in self.value.items()]
 
@@ -127,9 +129,9 @@ class _At:
             raise self.wrong("a list")
         return [_At(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
 
-    def text(self, pattern: re.Pattern[str] | None = None) -> str:
-        if not isinstance(self.value, str) or (pattern and not pattern.fullmatch(self.value)):
-            raise self.wrong(f"text like {pattern.pattern}" if pattern else "text")
+    def text(self, pattern: str | None = None) -> str:
+        if not isinstance(self.value, str) or (pattern and not re.fullmatch(pattern, self.value)):
+            raise self.wrong(f"text like {pattern}" if pattern else "text")
         return self.value
 
     def choice(self, allowed: Iterable[str]) -> str:
@@ -193,7 +195,7 @@ def _kernel(id: str, at: _At, blobs: dict[str, Blob]) -> Kernel:
 
     return Kernel(
         id=id,
-        entry=f["entry"].text(re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")),
+        entry=f["entry"].text(_ENTRY),
         params=tuple(item.choice(PARAM_KINDS) for item in f["params"].items()),
         block=f["block"].integers(1, 1024, 3),
         cluster=f["cluster"].integers(1, 16, 3),
@@ -224,7 +226,7 @@ def _operator(name: str, at: _At, kernels: dict[str, Kernel]) -> Operator:
         raise FormatError(f"{at.path}: two tensors have the same name")
     workloads = {}
     ranges = {dim for dim, (least, most) in dims.items() if least != most}
-    for workload, item in f["workloads"].mapping(_NAME):
+    for workload, item in f["workloads"].mapping(_LABEL):
         workloads[workload] = {dim: v.integer(*dims[dim]) for dim, v in item.fields(*ranges).items()}
     if not isinstance(f["attrs"].value, dict):
         raise f["attrs"].wrong("an object")

@@ -1,6 +1,6 @@
 """A CUDA driver that needs no GPU: builds libcuda.c, loads it as libcuda.so.1, sets it up and reads its log.
 
-Loaded globally under that SONAME, it is what a later ``dlopen("libcuda.so.1")`` finds, from ctypes and cuda-python alike.
+Loaded globally under that SONAME, it is what a later ``dlopen("libcuda.so.1")`` finds, of ctypes and cuda-python alike.
 """
 
 from __future__ import annotations
