@@ -80,3 +80,7 @@ def parse_dims(words: tuple[str, ...]) -> dict[str, int]:
             raise click.BadParameter(f"{word!r} is not of the form DIM=INTEGER, such as m=37")
         dims[name] = int(value)
     return dims
+
+
+if __name__ == "__main__":
+    main()

@@ -142,7 +142,7 @@ def nearest(wrote: Any, allowed: Iterable[str]) -> str | None:
     """The one of `allowed` that `wrote` may be a misspelling of."""
     lowered = {text.lower(): text for text in allowed}
     close = difflib.get_close_matches(wrote.lower(), lowered, 1) if isinstance(wrote, str) else []
-    return lowered[close[0]] if close else None
+    return lowered[close[0]] if close and lowered[close[0]] != wrote else None  # equal: 1 is allowed, "1" is not
 
 
 def read(report: Report) -> Node:
@@ -207,7 +207,8 @@ class _Reader:
         self.count = 0
 
     def node(self, raw: Any, path: Steps, key_mark: Mark | None = None) -> Node:
-        mark = _mark(raw)
+        empty = raw.start_mark.index == raw.end_mark.index  # ruamel puts it where the next token is
+        mark = key_mark if key_mark and empty else _mark(raw)
         self.count += 1
         # An alias may hold itself, and aliases of aliases grow exponentially.
         if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
@@ -310,7 +311,7 @@ def _fill(node: Node, chosen: Mapping[str, Node], path: Steps, report: Report, u
                 report.add((*path, new), item.key_mark, "duplicate key once the placeholders are replaced")
             mapping[new] = _fill(item, chosen, (*path, new), report, used)
         return replace(node, value=mapping)
-    if not isinstance(node.value, str):
+    if not isinstance(node.value, str) or isinstance(node.value, Broken):
         return node
     if whole := re.fullmatch(PLACEHOLDER, node.value):
         return replace(node, value=lookup(whole).value)

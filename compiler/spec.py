@@ -88,13 +88,14 @@ def load(path: str | PathLike[str]) -> Spec:
     entries = root.find(["ops"]).value
     for i, entry in enumerate(entries if isinstance(entries, list) else ()):
         operators += _operators(entry, ("ops", i), lines, report)
-    targets = document.targets if document else []
-    for i, target in enumerate(targets):
-        if target in targets[:i]:
-            report.add(("targets", i), root.find(["targets", i]).mark, f"{target!r} is there twice: drop one")
+    targets = root.find(["targets"])
+    listed = targets.plain() if isinstance(targets.value, list) else []
+    for i, target in enumerate(listed):
+        if target in TARGETS and listed.index(target) < i:
+            report.add(("targets", i), targets.find([i]).mark, f"{target!r} is there twice: drop one")
     if report.problems:
         raise report.error()
-    return Spec(document.bundle, document.version, tuple(targets), tuple(operators), report.file)
+    return Spec(document.bundle, document.version, tuple(listed), tuple(operators), report.file)
 
 
 def schema() -> dict[str, Any]:
@@ -113,6 +114,8 @@ def _templated(part: dict[str, Any]) -> dict[str, Any]:
     for key in ("items", "additionalProperties"):
         if isinstance(part.get(key), dict):
             part[key] = _templated(part[key])
+    if "prefixItems" in part:
+        part["prefixItems"] = [_templated(item) for item in part["prefixItems"]]
     fixed = ("op", "matrix")
     if "properties" in part:
         part["properties"] = {k: v if k in fixed else _templated(v) for k, v in part["properties"].items()}
@@ -145,8 +148,7 @@ def _model(name: str, doc: str | None, keys: list[Any], *bases: type) -> type:
 
 def _operators(entry: Node, path: Steps, lines: dict[str, int], report: Report) -> list[Operator]:
     """The operators of an entry; `lines` says where names were first used."""
-    if not isinstance(entry.value, dict):
-        report.add(path, entry.mark, f"{entry} is not allowed", ("a mapping",))
+    if _check(dict[str, Any], entry, path, report) is None:
         return []
     matrix = entry.value.get("matrix")
     if matrix and _check(Matrix, matrix, (*path, "matrix"), report) is None:
@@ -162,7 +164,7 @@ def _operators(entry: Node, path: Steps, lines: dict[str, int], report: Report) 
 
 def _operator(node: Node, path: Steps, lines: dict[str, int], report: Report) -> Operator | None:
     name = node.value.get("name")
-    if name and isinstance(name.value, str):
+    if name and isinstance(name.value, str) and not isinstance(name.value, Broken):
         if name.value in lines:
             message = f"{name} is also the name of the operator at line {lines[name.value]}: rename one"
             report.add((*path, "name"), name.mark, message)
@@ -176,7 +178,7 @@ def _operator(node: Node, path: Steps, lines: dict[str, int], report: Report) ->
     cls = ops.family(op)
     entry = _check(_entry(cls, op), node, path, report)
     dims = _dims(cls, node, path, report)
-    _check_workloads(dims, node, path, report)
+    _check_workloads(cls.DIMS.keys() - dims.keys(), dims, node, path, report)
     if entry is None or report.problems:
         return None
     own = {key: getattr(entry, key) for key in cls.own_fields()}
@@ -208,10 +210,11 @@ def _dims(cls: type[Operator], node: Node, path: Steps, report: Report) -> dict[
     return {dim: right[dim] for dim in cls.DIMS if dim in right}
 
 
-def _check_workloads(dims: dict[str, tuple[int, int]], node: Node, path: Steps, report: Report) -> None:
-    """A workload gives a value to each range dim and to nothing else."""
+def _check_workloads(
+    wrong: set[str], dims: dict[str, tuple[int, int]], node: Node, path: Steps, report: Report
+) -> None:
+    """A workload gives a value to each range dim and to nothing else; nothing is said about dims that are wrong."""
     ranges = {dim: bounds for dim, bounds in dims.items() if bounds[0] < bounds[1]}
-    doubtful = _items(node, "dims").keys() - dims.keys()
     for name, sizes in _items(node, "workloads").items():
         at = (*path, "workloads", name)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.=-]*", name):
@@ -225,7 +228,7 @@ def _check_workloads(dims: dict[str, tuple[int, int]], node: Node, path: Steps, 
             elif _valid(Size, size) and not least <= size.value <= most:
                 report.add((*at, dim), size.mark, f"{size} is outside of dims.{dim}", (f"{least}..{most}",))
         for dim, size in sizes.value.items():
-            if dim not in ranges and dim not in doubtful:
+            if dim not in ranges and dim not in wrong:
                 report.add((*at, dim), size.key_mark, "is no range dim here: leave it out", tuple(ranges), dim)
 
 
@@ -317,7 +320,7 @@ def _meant(hint: Any, value: Any) -> Any:
     def likeness(branch: Any) -> tuple[bool, float]:
         if isinstance(value, dict) and is_dataclass(branch):
             names = [f.name for f in fields(branch)]
-            return True, sum(max(SequenceMatcher(None, key, name).ratio() for name in names) for key in value)
+            return True, sum(max((SequenceMatcher(None, k, n).ratio() for n in names), default=0.0) for k in value)
         return get_origin(branch) in ((list, tuple) if isinstance(value, list) else ()), 0.0
 
     return max(map(_bare, _branches(hint)), key=likeness)
@@ -345,4 +348,4 @@ def _forms(hint: Any) -> list[str]:
         list: "a list",
         dict: "a mapping",
     }
-    return [words[get_origin(bare) or bare]]
+    return [words.get(get_origin(bare) or bare, "another type")]

@@ -187,14 +187,15 @@ class Kernels(Mapping[str, "LoadedOperator"]):
 
     def close(self) -> None:
         """Unload the code and release the device's context; bound calls must not be used afterwards."""
+        if not self.context:
+            return
         with self.driver.using(self.context):
             for library in self._libraries.values():
                 self.driver.unload_library(library)
         self._libraries.clear()
         self._functions.clear()
-        if self.context:
-            self.driver.release(self.device)
-            self.context = 0
+        self.driver.release(self.device)
+        self.context = 0
 
     def __enter__(self) -> Kernels:
         return self
@@ -292,6 +293,10 @@ class Plan:
 
     def bind(self, *, workspace: Any = None, **tensors: Any) -> Call:
         """Check the tensors and prepare the launches; not inside a graph capture.
+
+        Args:
+            workspace: at least `workspace_bytes` bytes, aligned to 256. Calls that never run at the same time may share
+                one, unless the program has locks: those bytes must stay this call's own.
 
         Raises:
             ArgumentError: and its subclasses: unknown or missing tensor, dtype, shape, strides, alignment, device,

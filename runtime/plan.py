@@ -78,7 +78,7 @@ def _complete(operator: Operator, dims: Mapping[str, int]) -> dict[str, int]:
         if not least <= value <= most:
             allowed = f"{least}..{most}" if least != most else str(least)
             raise UnsupportedShape(
-                f"{operator.name}: {dim}={value} is outside the declared {allowed}: declare it in the spec and build again"
+                f"{operator.name}: {dim}={value} is outside the declared {allowed}: widen the spec's range and rebuild"
             )
         complete[dim] = value
     return complete

@@ -8,11 +8,12 @@ from typing import Any
 
 from kgen.runtime.drivers.common import (
     CLUSTER_DIMENSION,
+    INVALID_VALUE,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     Dim3,
     Driver,
 )
-from kgen.runtime.errors import DriverNotFound, DriverTooOld
+from kgen.runtime.errors import DriverError, DriverNotFound, DriverTooOld
 
 try:
     from cuda.bindings import driver as cuda
@@ -71,11 +72,16 @@ class CudaPythonDriver(Driver):
             return self._pointer_attribute(ctypes.addressof(value), *args), value.value
         if function in _ENUMS:
             place, enum = _ENUMS[function]
-            args = (*args[:place], enum(args[place]), *args[place + 1 :])
+            try:
+                args = (*args[:place], enum(args[place]), *args[place + 1 :])
+            except ValueError:  # the binding has no such enumerator: what the driver itself would say
+                return INVALID_VALUE, None
         try:
             code, *values = getattr(cuda, function)(*args)
         except RuntimeError as error:  # the binding did not find the function in the library
             raise DriverTooOld(f"{error}: install a CUDA driver for CUDA 12.0 or newer") from None
+        except ValueError as error:  # a result that this version of the binding does not know
+            raise DriverError(function, 999, "CUDA_ERROR_UNKNOWN", f"{error}: upgrade cuda-bindings") from None
         return code, values[0] if values else None
 
     def device_name(self, device: int) -> str:

@@ -64,7 +64,8 @@ def parse(data: bytes) -> Manifest:
     value = canonical.loads(data)
     if not isinstance(value, dict) or not isinstance(value.get("format"), list) or len(value["format"]) != 2:
         raise FormatError("the manifest has no format version: this is not a kgen bundle")
-    if value["format"][0] != FORMAT[0]:
+    major, minor = value["format"]
+    if major != FORMAT[0] or isinstance(minor, bool) or not isinstance(minor, int):
         raise FormatError(f"bundle format {value['format']} is not {FORMAT[0]}.x: use a kgen that reads it")
     root = _At(value, "manifest")
     top = root.fields(

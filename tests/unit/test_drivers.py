@@ -64,6 +64,14 @@ def test_versions_and_attributes(driver, fake):
         driver.attribute(2, Attribute.CLUSTER_LAUNCH)
 
 
+def test_attributes_and_results_that_nobody_knows(driver, fake, context):
+    with pytest.raises(DriverError, match=r"cuDeviceGetAttribute failed with CUDA_ERROR_INVALID_VALUE \(1\)"):
+        driver.attribute(0, 9999)
+    fake.fail("cuMemAlloc", 12345)
+    with pytest.raises(DriverError, match=r"(?i)cuMemAlloc.*unknown.*12345"):
+        driver.allocate(4)
+
+
 def test_contexts(driver, fake):
     fake.configure(devices=2)
     first, second = driver.retain(0), driver.retain(1)

@@ -1,0 +1,119 @@
+"""The contracts' own arithmetic: references against plain loops, and checks that catch what they should."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kgen.compiler import ops
+from kgen.compiler.ops import gemm, numerics, quantize
+
+
+def make_gemm(major="k", dtype="bfloat16"):
+    return gemm.Gemm(
+        name="g",
+        dims={"m": (1, 300), "n": (64, 64), "k": (128, 128)},
+        workloads={},
+        a=gemm.A(dtype=dtype),
+        b=gemm.B(dtype=dtype, major=major),
+        out=gemm.Out(dtype=dtype),
+    )
+
+
+def make_quantize(dtype="float32", k=37):
+    return quantize.Quantize(
+        name="q",
+        dims={"m": (1, 300), "k": (k, k)},
+        workloads={},
+        x=quantize.X(dtype=dtype),
+        q=quantize.Q(dtype="int8", scale="channel"),
+    )
+
+
+def test_families_are_found_by_their_modules():
+    assert ops.names() == ["gemm", "quantize"] and ops.family("gemm") is gemm.Gemm
+    with pytest.raises(KeyError):
+        ops.family("numerics")
+
+
+@pytest.mark.parametrize("major", ["k", "n"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", gemm.Gemm.input_kinds)
+def test_a_right_product_passes(major, dtype, kind):
+    contract, rng = make_gemm(major, dtype), np.random.default_rng(1)
+    inputs = contract.inputs({"m": 77}, rng, kind)
+    b = inputs["b"].T if major == "k" else inputs["b"]
+    exact = inputs["a"].astype(np.float64) @ b.astype(np.float64)
+    checks = contract.check({"m": 77}, inputs, {"out": exact.astype(inputs["a"].dtype)}, rng)
+    assert all(check.ok for check in checks), checks
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda out: out.__setitem__((5, 7), 0),
+        lambda out: out.__setitem__((5, 7), np.nan),
+        lambda out: out.__setitem__(slice(None), np.roll(out, 1, axis=0)),
+        lambda out: out.__setitem__(slice(None), out * ml_dtypes.bfloat16(1.03)),
+        lambda out: out.__setitem__((-1, slice(None)), out[-2]),
+        lambda out: out.__setitem__((slice(None), slice(48, 64)), 0),
+    ],
+    ids=["an element", "a NaN", "rows off by one", "a wrong scale", "the last row", "an unwritten tail"],
+)
+def test_a_wrong_product_is_caught(damage):
+    contract, rng = make_gemm(), np.random.default_rng(2)
+    for _ in range(5):
+        inputs = contract.inputs({"m": 300}, rng, "normal")
+        out = (inputs["a"].astype(np.float64) @ inputs["b"].T.astype(np.float64)).astype(ml_dtypes.bfloat16)
+        damage(out)
+        assert not all(check.ok for check in contract.check({"m": 300}, inputs, {"out": out}, rng))
+
+
+def test_quantize_by_a_plain_loop():
+    contract, rng = make_quantize(k=5), np.random.default_rng(3)
+    for kind in contract.input_kinds:
+        x = contract.inputs({"m": 40}, rng, kind)["x"]
+        q, scale = contract.reference(x)
+        for row, codes, s in zip(x, q, scale, strict=True):
+            amax = np.float32(0)
+            for value in row:
+                amax = np.float32(np.nan) if np.isnan(value) or np.isnan(amax) else max(amax, abs(value))
+            with np.errstate(all="ignore"):
+                expected = amax / np.float32(127) if amax > 0 else np.float32(1)
+                assert s == expected
+                for value, code in zip(row, codes, strict=True):
+                    exact = np.float64(value) / np.float64(s)
+                    if np.isnan(exact):
+                        assert code == 0
+                    else:
+                        # float32 rounding of the quotient can only turn a near tie into a tie.
+                        assert code == np.clip(np.rint(np.float32(exact)), -127, 127)
+
+
+def test_wrong_codes_are_caught():
+    contract, rng = make_quantize(k=64), np.random.default_rng(4)
+    x = contract.inputs({"m": 9}, rng, "normal")["x"]
+    q, scale = contract.reference(x)
+    assert all(c.ok for c in contract.check({"m": 9}, {"x": x}, {"q": q, "scale": scale}, rng))
+    wrong = q.copy()
+    wrong[3, 5] += 1
+    checks = contract.check({"m": 9}, {"x": x}, {"q": wrong, "scale": scale}, rng)
+    assert [c.ok for c in checks] == [True, False] and checks[1].worst == (3, 5)
+    off = np.nextafter(scale, np.float32(9))
+    assert not all(c.ok for c in contract.check({"m": 9}, {"x": x}, {"q": q, "scale": off}, rng))
+
+
+def test_ties_really_tie():
+    x = numerics.random(np.random.default_rng(5), "ties", (64, 128), "float32")
+    quotients = x / (np.max(np.abs(x), axis=1, keepdims=True) / np.float32(127))
+    assert np.mean(np.abs(quotients - np.trunc(quotients)) == 0.5) > 0.3
+
+
+def test_contracts_survive_the_manifest():
+    from kgen.runtime.format.manifest import Operator
+
+    for contract in (make_gemm("n", "float16"), make_quantize()):
+        op = type(contract).__module__.rpartition(".")[2]
+        stored = Operator("g", op, 1, contract.dims, contract.attrs(), contract.tensors(), (), {})
+        rebuilt = ops.family(op).from_manifest(stored._replace(name=contract.name))
+        assert rebuilt == contract
