@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+
 from kgen.runtime import errors
 
 COMMANDS = ("build", "lint", "schema", "ops", "inspect", "explain", "check", "pack", "verify")

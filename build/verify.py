@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from kgen.compiler import ops
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import Check, Operator

@@ -1,0 +1,1 @@
+"""Specs and kernels: what is wanted, and how it is computed."""

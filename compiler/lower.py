@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import tilelang
+from tilelang import tvm
+from tilelang.transform import PassContext
+from tvm import tirx
+from tvm.target import Target
+
 from kgen.compiler import program
 from kgen.compiler.kernel import KernelSource, Lowered
 from kgen.runtime.errors import BuildError
 from kgen.runtime.format import manifest
 from kgen.runtime.format.expr import Expr, fold
-from tilelang import tvm
-from tilelang.transform import PassContext
-from tvm import tirx
-from tvm.target import Target
 
 WORKSPACE_ALIGN = 256  # bytes; what cudaMalloc gives, and enough for TMA and vector access
 

@@ -1,26 +1,25 @@
 """The spec language: a YAML file that names a bundle, its targets and its operators.
 
-`load` and `schema` go by the same models: the ones here, and the fields of the families. pydantic validates; the
-messages are kgen's own, for pydantic knows neither the place in the file nor which branch of a union was meant.
+`load` and `schema` go by the same models: the ones here, and the fields of the families.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 import typing
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
-from difflib import SequenceMatcher
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from os import PathLike
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args
+
+from pydantic import Field, TypeAdapter
 
 from kgen.compiler import ops
+from kgen.compiler.matrix import PLACEHOLDER, expand
 from kgen.compiler.ops.contract import STRICT, Operator
-from kgen.compiler.source import PLACEHOLDER, Broken, Node, Problem, Report, Steps, expand, nearest, read
+from kgen.compiler.source import Broken, Node, Problem, Report, Steps, read
+from kgen.compiler.validate import check, valid
 from kgen.runtime.errors import SpecError
-from pydantic import Field, TypeAdapter, ValidationError
 
 __all__ = ["TARGETS", "Problem", "Spec", "SpecError", "load", "schema"]
 
@@ -82,7 +81,7 @@ def load(path: str | PathLike[str]) -> Spec:
     root = read(report)
     if not isinstance(root.value, dict):
         raise report.fatal(root.mark, f"{root} is no spec: a spec is a mapping that starts with kgen: 1")
-    document = _check(Document, root, (), report)
+    document = check(Document, root, (), report)
     operators: list[Operator] = []
     lines: dict[str, int] = {}
     entries = root.find(["ops"]).value
@@ -148,10 +147,10 @@ def _model(name: str, doc: str | None, keys: list[Any], *bases: type) -> type:
 
 def _operators(entry: Node, path: Steps, lines: dict[str, int], report: Report) -> list[Operator]:
     """The operators of an entry; `lines` says where names were first used."""
-    if _check(dict[str, Any], entry, path, report) is None:
+    if check(dict[str, Any], entry, path, report) is None:
         return []
     matrix = entry.value.get("matrix")
-    if matrix and _check(Matrix, matrix, (*path, "matrix"), report) is None:
+    if matrix and check(Matrix, matrix, (*path, "matrix"), report) is None:
         return []
     body = replace(entry, value={key: item for key, item in entry.value.items() if key != "matrix"})
     operators, reports = [], []
@@ -172,19 +171,18 @@ def _operator(node: Node, path: Steps, lines: dict[str, int], report: Report) ->
     if "op" not in node.value:
         report.add((*path, "op"), node.mark, "missing", ops.names())
         return None
-    op = _check(Literal[tuple(ops.names())], node.value["op"], (*path, "op"), report)
+    op = check(Literal[tuple(ops.names())], node.value["op"], (*path, "op"), report)
     if op is None:
         return None
     cls = ops.family(op)
-    entry = _check(_entry(cls, op), node, path, report)
+    entry = check(_entry(cls, op), node, path, report)
     dims = _dims(cls, node, path, report)
     _check_workloads(cls.DIMS.keys() - dims.keys(), dims, node, path, report)
     if entry is None or report.problems:
         return None
     own = {key: getattr(entry, key) for key in cls.own_fields()}
     operator = cls(name=entry.name, dims=dims, workloads=entry.workloads, **own)
-    for place, sentence in operator.problems():
-        steps = tuple(place.split("."))
+    for steps, sentence in operator.problems():
         report.add(path + steps, node.find(steps).mark, sentence)
     return operator
 
@@ -193,7 +191,7 @@ def _dims(cls: type[Operator], node: Node, path: Steps, report: Report) -> dict[
     """Least and most of each dim that is right; missing ones and wrong forms are the entry model's to report."""
     right = {}
     for dim, item in _items(node, "dims").items():
-        if dim not in cls.DIMS or not _valid(Size | Range, item):
+        if dim not in cls.DIMS or not valid(Size | Range, item):
             continue
         least, _, most = str(item.value).partition("..")
         bounds = int(least), int(most or least)
@@ -225,7 +223,7 @@ def _check_workloads(
             size = sizes.value.get(dim)
             if size is None:
                 report.add((*at, dim), sizes.mark, "missing", (f"{least}..{most}",))
-            elif _valid(Size, size) and not least <= size.value <= most:
+            elif valid(Size, size) and not least <= size.value <= most:
                 report.add((*at, dim), size.mark, f"{size} is outside of dims.{dim}", (f"{least}..{most}",))
         for dim, size in sizes.value.items():
             if dim not in ranges and dim not in wrong:
@@ -236,116 +234,3 @@ def _items(node: Node, key: str) -> dict[str, Node]:
     """The items of the mapping under `key`; none where there is no mapping."""
     item = node.value.get(key)
     return item.value if item and isinstance(item.value, dict) else {}
-
-
-@functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint)
-
-
-def _parse(hint: Any, node: Node) -> Any:
-    return _adapter(hint).validate_json(json.dumps(node.plain()), strict=True)  # JSON: a list may be a tuple
-
-
-def _valid(hint: Any, node: Node) -> bool:
-    try:
-        _parse(hint, node)
-    except ValidationError:
-        return False
-    return True
-
-
-def _check(hint: Any, node: Node, path: Steps, report: Report) -> Any:
-    """The value that `node` is by `hint`; None where it is wrong, and what is wrong is in the report."""
-    try:
-        return _parse(hint, node)
-    except ValidationError:
-        _explain(hint, node, path, report)
-        return None
-
-
-def _explain(hint: Any, node: Node, path: Steps, report: Report) -> bool:
-    """Whether `node` is wrong. Its parts are asked first: it is reported itself only if they are right."""
-    if isinstance(node.value, Broken):
-        return True
-    if _valid(hint, node):
-        return False
-    meant = _meant(hint, node.value)
-    args, parts, wrong = get_args(meant), {}, False
-    if isinstance(node.value, dict) and is_dataclass(meant):
-        hints = typing.get_type_hints(meant, include_extras=True)
-        parts = {key: hints[key] for key in node.value if key in hints}
-        wrong = _explain_keys(meant, hints, node, path, report)
-    elif isinstance(node.value, dict) and get_origin(meant) is dict:
-        parts = dict.fromkeys(node.value, args[1])
-    elif isinstance(node.value, list) and get_origin(meant) in (list, tuple):
-        fixed = get_origin(meant) is tuple and args[-1] is not ...
-        parts = dict(enumerate(args[: len(node.value)] if fixed else args[:1] * len(node.value)))
-    for step, part in parts.items():
-        wrong |= _explain(part, node.value[step], (*path, step), report)
-    if not wrong:
-        report.add(path, node.mark, f"{node} is not allowed", _forms(hint), node.value)
-    return True
-
-
-def _explain_keys(model: type, hints: dict[str, Any], node: Node, path: Steps, report: Report) -> bool:
-    keys = [f.name for f in fields(model)]
-    unknown = [key for key in node.value if key not in keys]
-    misspelled = {nearest(key, keys) for key in unknown}
-    missing = [key for key in _required(model) if key not in node.value and key not in misspelled]
-    for key in unknown:
-        report.add((*path, key), node.value[key].key_mark, "unknown key", keys, key)
-    for key in missing:
-        report.add((*path, key), node.mark, "missing", _forms(hints[key]))
-    return bool(unknown or missing)
-
-
-def _required(model: type) -> list[str]:
-    return [f.name for f in fields(model) if f.default is MISSING and f.default_factory is MISSING]
-
-
-def _bare(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def _branches(hint: Any) -> list[Any]:
-    """What a union may be, but for None: a key is left out rather than null."""
-    union = get_origin(_bare(hint)) in (Union, UnionType)
-    return [branch for branch in get_args(_bare(hint)) if branch is not NoneType] if union else [hint]
-
-
-def _meant(hint: Any, value: Any) -> Any:
-    """The branch of a union that `value` looks most like: of mappings, the one with the most similar keys."""
-
-    def likeness(branch: Any) -> tuple[bool, float]:
-        if isinstance(value, dict) and is_dataclass(branch):
-            names = [f.name for f in fields(branch)]
-            return True, sum(max((SequenceMatcher(None, k, n).ratio() for n in names), default=0.0) for k in value)
-        return get_origin(branch) in ((list, tuple) if isinstance(value, list) else ()), 0.0
-
-    return max(map(_bare, _branches(hint)), key=likeness)
-
-
-def _forms(hint: Any) -> list[str]:
-    """What `hint` allows, in words."""
-    branches = _branches(hint)
-    if len(branches) > 1:
-        return [form for branch in branches for form in _forms(branch)]
-    bare, args = _bare(branches[0]), get_args(_bare(branches[0]))
-    if get_origin(bare) is Literal:
-        return [value if isinstance(value, str) else json.dumps(value) for value in args]
-    if is_dataclass(bare):
-        return ["{" + ", ".join(f"{key}: …" for key in _required(bare)) + "}"]
-    if descriptions := [meta.description for meta in getattr(branches[0], "__metadata__", ()) if meta.description]:
-        return descriptions[:1]
-    if get_origin(bare) is tuple:
-        return ["[" + ", ".join("…" if arg is ... else " or ".join(_forms(arg)) for arg in args) + "]"]
-    words = {
-        int: "an integer",
-        float: "a number",
-        str: "text",
-        bool: "true or false",
-        list: "a list",
-        dict: "a mapping",
-    }
-    return [words.get(get_origin(bare) or bare, "another type")]

@@ -154,6 +154,9 @@ class Kernels(Mapping[str, "LoadedOperator"]):
         self.bundle, self.driver, self.device, self.target, self._ptx = bundle, driver, device, target, ptx
         self.sm_count = driver.attribute(device, Attribute.MULTIPROCESSOR_COUNT)
         self.context = driver.retain(device)
+        self._activated = not driver.current()
+        if self._activated:
+            self.activate()
         self._libraries: dict[str, int] = {}
         self._functions: dict[str, tuple[Kernel, int]] = {}
         self._operators = {name: LoadedOperator(self, op) for name, op in bundle.manifest.operators.items()}
@@ -185,6 +188,11 @@ class Kernels(Mapping[str, "LoadedOperator"]):
     def __len__(self) -> int:
         return len(self._operators)
 
+    def activate(self) -> None:
+        """Make the device's context the calling thread's current one, which launches need. `load` does so where the
+        thread has none; torch does so by itself; other threads of a server without torch call this once."""
+        self.driver.set_current(self.context)
+
     def close(self) -> None:
         """Unload the code and release the device's context; bound calls must not be used afterwards."""
         if not self.context:
@@ -194,6 +202,8 @@ class Kernels(Mapping[str, "LoadedOperator"]):
                 self.driver.unload_library(library)
         self._libraries.clear()
         self._functions.clear()
+        if self._activated and self.driver.current() == self.context:
+            self.driver.set_current(0)
         self.driver.release(self.device)
         self.context = 0
 

@@ -13,6 +13,7 @@ from kgen.runtime.format.dtypes import DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
+
     from kgen.runtime.drivers import Driver
 
 

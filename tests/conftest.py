@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake import FakeCuda
+
 from kgen.runtime import drivers
 
 FAKE_CHOSEN = os.environ.get("KGEN_FAKE_CUDA") == "1"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import click
+
 from kgen.build.cache import Cache, default_root
 from kgen.build.cli import json_option, show_json
 from kgen.build.publish import publish

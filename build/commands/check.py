@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+
 from kgen.build.cli import json_option, show_json
 from kgen.runtime import drivers
 from kgen.runtime.bundle import Bundle

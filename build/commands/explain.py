@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+
 from kgen.build.cli import json_option, parse_dims, show_json
 from kgen.runtime.bundle import Bundle
 from kgen.runtime.format.expr import evaluate

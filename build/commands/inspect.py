@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import click
+
 from kgen.build.cli import json_option, show_json
 from kgen.runtime.bundle import Bundle
 from kgen.runtime.errors import KgenError

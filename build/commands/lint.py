@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+
 from kgen.build.cli import json_option, show_json
 
 

@@ -7,6 +7,7 @@ import inspect
 import typing
 
 import click
+
 from kgen.build.cli import json_option, show_json
 from kgen.compiler import ops
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+
 from kgen.build.publish import publish
 from kgen.runtime.bundle import Bundle
 from kgen.runtime.format import container

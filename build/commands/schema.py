@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+
 from kgen.build.cli import show_json
 
 

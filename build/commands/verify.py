@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+
 from kgen.build import verify as verification
 from kgen.build.cli import json_option, show_json
 from kgen.build.records import Records

@@ -1,0 +1,1 @@
+"""tilelang programs, one module a family: ``program(op, config)`` returns the steps of a call."""

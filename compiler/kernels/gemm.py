@@ -7,10 +7,11 @@ tiles, so that the blocks that run together share operands in L2.
 """
 
 import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
+
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.gemm import Gemm
 from kgen.compiler.program import Launch, Program
-from tilelang.layout import make_swizzled_layout
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # 65,536 a block: 128 × 24 + 256 × 240
 OWN_BARRIERS = {"tl.disable_warp_specialized": True, "tl.disable_thread_storage_sync": True}

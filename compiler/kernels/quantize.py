@@ -7,6 +7,7 @@ even integer and leaves it in the low bits. A row whose amax is outside 2**-100.
 """
 
 import tilelang.language as T
+
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize

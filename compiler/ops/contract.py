@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+
 from kgen.runtime.format.expr import Expr, fold
 from kgen.runtime.format.manifest import Operator as ManifestOperator
 from kgen.runtime.format.manifest import Tensor
@@ -115,8 +116,8 @@ class Operator(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensor arguments, in the order of a call."""
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """What the fields' types cannot say: pairs of a dotted field path and a sentence that names the fix."""
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What the fields' types cannot say: pairs of a field's path and a sentence that names the fix."""
         return iter(())
 
     @abstractmethod

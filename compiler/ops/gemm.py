@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, edges
 from kgen.runtime.format.expr import Expr
@@ -62,13 +63,13 @@ class Gemm(Operator):
     RANGES: ClassVar[tuple[str, ...]] = ("m",)
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "integers")
 
-    def problems(self) -> Iterator[tuple[str, str]]:
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
         for field in ("b", "out"):
             if getattr(self, field).dtype != self.a.dtype:
-                yield f"{field}.dtype", f"must equal a.dtype ({self.a.dtype}): mixed operands are not supported"
+                yield (field, "dtype"), f"must equal a.dtype ({self.a.dtype}): mixed operands are not supported"
         for dim in ("n", "k"):
             if self.static(dim) % 8:
-                yield f"dims.{dim}", f"{self.static(dim)} is not a multiple of 8: TMA needs rows of 16-byte multiples"
+                yield ("dims", dim), f"{self.static(dim)} is not a multiple of 8: TMA needs rows of 16-byte multiples"
 
     def tensors(self) -> tuple[Tensor, ...]:
         m, n, k = map(self.extent, "mnk")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from kgen.compiler.ops.contract import Check, Dims
 from kgen.runtime.format import expr
 from kgen.runtime.format.dtypes import DTYPES

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, edges
 from kgen.runtime.format.expr import Expr

@@ -7,6 +7,7 @@ import json
 
 import bundles
 import pytest
+
 from kgen.runtime import Bundle, errors
 from kgen.runtime.format import canonical, parse
 from kgen.runtime.format import manifest as m

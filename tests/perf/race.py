@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
+
 from kgen.runtime import Bundle, drivers
 
 BURST, ROUNDS = 20, 5

@@ -10,6 +10,7 @@ import textwrap
 import time
 
 import pytest
+
 from kgen.build import workers
 from kgen.build.cache import Cache
 from kgen.build.coverage import check_coverage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+
 from kgen.compiler import ops
 from kgen.compiler.ops import gemm, numerics, quantize
 

@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 from fake import tensor_map
+
 from kgen.runtime import drivers
 from kgen.runtime.drivers import Attribute, FunctionAttribute
 from kgen.runtime.errors import ArgumentError, DriverError

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kgen.runtime.errors import FormatError, IntegrityError
 from kgen.runtime.format import arch, canonical, container, expr
 from kgen.runtime.format.arch import Target

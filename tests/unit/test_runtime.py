@@ -8,6 +8,7 @@ import sys
 import bundles
 import numpy as np
 import pytest
+
 from kgen.runtime import Bundle, DeviceBuffer, Ptr, errors
 from kgen.runtime.format import manifest as m
 

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kgen.compiler import ops
 from kgen.compiler.ops.contract import STRICT
 from kgen.compiler.ops.quantize import Quantize
