@@ -12,6 +12,7 @@ from kgen.runtime.errors import ArgumentError, DriverError
 Dim3 = tuple[int, int, int]
 
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 POINTER_MEMORY_TYPE, POINTER_DEVICE_ORDINAL = 2, 9  # CU_POINTER_ATTRIBUTE_…
@@ -89,6 +90,8 @@ class Driver:
 
     def _error(self, function: str, code: int, hint: str = "") -> DriverError:
         name, text = (self._invoke(words, int(code))[1] for words in ("cuGetErrorName", "cuGetErrorString"))
+        if code == INVALID_CONTEXT:
+            hint = "this thread has no current context of the right device: call activate() of the loaded kernels in it"
         hint = "; ".join(part for part in (text.decode() if text else "", hint) if part)
         return DriverError(function, int(code), name.decode() if name else "an unknown error", hint)
 

@@ -1,6 +1,6 @@
 """Race a bundle's quickstart operators against torch on one GPU, in one process.
 
-    python tests/perf/race.py BUNDLE [--json FILE]
+    python tests/perf/race.py BUNDLE [--json FILE] [--record FOLDER]
 
 Device time of each call from CUPTI activity records (through torch.profiler), L2 emptied before each, A B A B in bursts
 of 20; the median of all samples. Also measures what a launch and a load cost the host.
@@ -9,6 +9,7 @@ of 20; the median of all samples. Also measures what a launch and a load cost th
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 
+from kgen.build.records import Records
 from kgen.runtime import Bundle, drivers
 
 BURST, ROUNDS = 20, 5
@@ -62,17 +64,12 @@ def gemm(kernels, name: str, m: int) -> dict:
     b = torch.randn(operator.tensors[1].shape, device="cuda", dtype=dtype)
     out, mine = torch.empty(m, n, device="cuda", dtype=dtype), torch.empty(m, n, device="cuda", dtype=dtype)
     right = b.T if b.shape == (n, k) else b
-    call = kernels[name].plan(m=m).bind(a=a, b=b, out=mine)
+    plan = kernels[name].plan(m=m)
+    call = plan.bind(a=a, b=b, out=mine)
     stream = torch.cuda.current_stream().cuda_stream
-    times = race({"kgen": lambda: call(stream), "cublas": lambda: torch.matmul(a, right, out=out)})
+    us = race({"kgen": lambda: call(stream), "cublas": lambda: torch.matmul(a, right, out=out)})
     assert torch.allclose(out.float(), mine.float(), rtol=2e-2, atol=2.0)
-    return {
-        "operator": name,
-        "m": m,
-        **times,
-        "ratio": times["cublas"] / times["kgen"],
-        "tflops": 2e-6 * m * n * k / times["kgen"],
-    }
+    return row_of(plan, {"m": m}, us, ratio=us["cublas"] / us["kgen"], tflops=2e-6 * m * n * k / us["kgen"])
 
 
 def quantize(kernels, name: str, m: int) -> dict:
@@ -81,19 +78,19 @@ def quantize(kernels, name: str, m: int) -> dict:
     x = torch.randn(m, k, device="cuda", dtype=dtype)
     q = torch.empty(m, k, device="cuda", dtype=torch.int8)
     scale = torch.empty(m, device="cuda")
-    call = kernels[name].plan(m=m).bind(x=x, q=q, scale=scale)
+    plan = kernels[name].plan(m=m)
+    call = plan.bind(x=x, q=q, scale=scale)
     stream = torch.cuda.current_stream().cuda_stream
     nbytes = x.nbytes + q.nbytes + scale.nbytes
     source = torch.empty(nbytes // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    times = race({"kgen": lambda: call(stream), "copy": lambda: target.copy_(source)})
-    return {
-        "operator": name,
-        "m": m,
-        **times,
-        "of_copy": times["copy"] / times["kgen"],
-        "tb_s": nbytes / times["kgen"] * 1e-6,
-    }
+    us = race({"kgen": lambda: call(stream), "copy": lambda: target.copy_(source)})
+    return row_of(plan, {"m": m}, us, of_copy=us["copy"] / us["kgen"], tb_s=nbytes / us["kgen"] * 1e-6)
+
+
+def row_of(plan, dims: dict, us: dict, **derived: float) -> dict:
+    kernels = [step.kernel for step in plan.selection.variant.program.steps if hasattr(step, "kernel")]
+    return {"operator": plan.selection.operator.name, "dims": dims, "us": us, **derived, "kernels": kernels}
 
 
 def host_costs(path: str, name: str) -> list[dict]:
@@ -126,10 +123,26 @@ def host_costs(path: str, name: str) -> list[dict]:
     return rows
 
 
+def entry(row: dict) -> dict:
+    """A record of a race."""
+    times = {key: round(value, 2) for key, value in row["us"].items()}
+    return {
+        "kind": "bench",
+        "operator": row["operator"],
+        "dims": row["dims"],
+        "kernels": row["kernels"],
+        "us": times,
+        "method": f"CUPTI, L2 emptied, median of {ROUNDS} bursts of {BURST}, in turns",
+        "driver": drivers.open().version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("bundle")
     parser.add_argument("--json")
+    parser.add_argument("--record")
     options = parser.parse_args()
     rows = []
     with Bundle.open(options.bundle).load(0) as kernels:
@@ -140,7 +153,16 @@ def main() -> None:
                 rows += [quantize(kernels, name, m) for m in (14336, 17)]
     rows += host_costs(options.bundle, "int8_channel_k4096_bfloat16")
     for row in rows:
-        print("  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+        shown = {key: value for key, value in (row | row.get("us", {})).items() if key not in ("us", "kernels")}
+        print(
+            "  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{value}" for key, value in shown.items())
+        )
+    if options.record:
+        driver = drivers.open()
+        records = Records.load(options.record).merge(
+            driver.device_name(0), [entry(row) for row in rows if "dims" in row]
+        )
+        records.save(options.record)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import bundles
 import numpy as np
@@ -306,6 +307,29 @@ def test_a_failing_launch_names_the_driver_call(kernels, buffers, fake, driver):
             fake.fail(name, 719)
         with pytest.raises(errors.DriverError, match="CUDA_ERROR_LAUNCH_FAILED"):
             call(stream)
+
+
+def test_threads_and_contexts(kernels, buffers, driver):
+    """Loading activates the context in a thread that has none; stream 0 of another thread needs it activated there."""
+    assert driver.current() == kernels.context
+    call = kernels.scale.plan(m=8).bind(**buffers)
+    found = []
+
+    def other():
+        try:
+            call(0)
+        except errors.DriverError as error:
+            found.append(str(error))
+        kernels.activate()
+        call(0)
+        found.append("launched")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert "call activate()" in found[0] and found[1] == "launched"
+    kernels.close()
+    assert driver.current() == 0
 
 
 def test_nothing_is_bound_after_close(kernels, buffers):
