@@ -39,8 +39,15 @@ class LazyGroup(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except BrokenPipeError:
+            raise  # click ends quietly, as the other end did
         except (errors.KgenError, OSError) as error:
             fail(error)
+        except ModuleNotFoundError as error:
+            if (error.name or "kgen").startswith("kgen"):
+                raise
+            extra = "ml_dtypes" if error.name == "ml_dtypes" else "'kgen[compiler]'"
+            fail(errors.BuildError(f"this command needs {error.name}: pip install {extra}"))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

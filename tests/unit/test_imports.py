@@ -39,6 +39,23 @@ def test_contracts_need_no_compiler(module):
     run(f"{blocked}import {module}")
 
 
+@pytest.mark.parametrize(
+    ("command", "missing", "words"),
+    [
+        (
+            "lint specs/quickstart.yaml",
+            "pydantic",
+            "BuildError: this command needs pydantic: pip install 'kgen[compiler]'",
+        ),
+        ("schema", "ruamel", "BuildError: this command needs ruamel"),
+    ],
+)
+def test_a_missing_extra_is_named(command, missing, words):
+    script = f"import sys\nsys.modules[{missing!r}] = None\nfrom kgen.build.cli import main\nmain({command.split()})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(words) and "Traceback" not in done.stderr
+
+
 def test_a_bundle_opens_read_only_without_a_home(tmp_path):
     """A read-only folder, a user without rights and without HOME; nothing is written anywhere."""
     path = bundles.write(tmp_path / "ro" / "b.kgen")
