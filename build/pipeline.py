@@ -53,11 +53,14 @@ class Request:
                     "dims": {dim: list(ends) for dim, ends in self.dims.items()},
                     "attrs": self.attrs,
                     "config": self.config,
-                    "toolchain": Toolchain(self.front_end).fingerprint(self.target),
+                    "toolchain": self.toolchain().fingerprint(self.target),
                     "source": source_digest(f"kgen.compiler.kernels.{self.family}"),
                 }
             )
         )
+
+    def toolchain(self) -> Toolchain:
+        return Toolchain(self.front_end)
 
     def symbols(self) -> set[str]:
         return {*self.dims, *DEVICE_SYMBOLS}
@@ -122,7 +125,7 @@ def build(
 
 def make(request: Request) -> None:
     """Lower and compile one program into the cache (in a worker process)."""
-    cache, toolchain = Cache(request.cache), Toolchain(request.front_end)
+    cache, toolchain = Cache(request.cache), request.toolchain()
     module = import_module(f"kgen.compiler.kernels.{request.family}")
     lower = import_module("kgen.compiler.lower").lower
     operator = _operator(request)
@@ -221,7 +224,7 @@ def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache
         version=spec.version,
         targets=spec.targets,
         min_driver=Toolchain.MIN_DRIVER,
-        generator={"kgen": metadata.version("kgen"), "toolchain": plan[0][3].front_end, "tilelang": _tilelang()},
+        generator={"kgen": metadata.version("kgen"), **plan[0][3].toolchain().versions()},
         blobs=blobs,
         kernels=kernels,
         operators=operators,
@@ -231,7 +234,3 @@ def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache
     files |= {f"evidence/{name}": data for name, data in evidence.items()}
     files |= {"manifest.json": head, "manifest.sha256": canonical.sha256(head).encode() + b"\n"}
     return Built(built, files)
-
-
-def _tilelang() -> str:
-    return metadata.version("tilelang")

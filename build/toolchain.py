@@ -22,6 +22,13 @@ from kgen.runtime.errors import BuildError
 
 FRONT_ENDS = ("nvrtc", "nvcc")
 _FLAGS = ("-std=c++17",)
+_PACKAGES = {
+    "tilelang": "tilelang",
+    "ptxas": "nvidia-cuda-nvcc",
+    "nvrtc": "nvidia-cuda-nvrtc",
+    "cudart": "nvidia-cuda-runtime",
+    "cccl": "nvidia-cuda-cccl",
+}
 _NVRTC_FLAGS = ("-default-device", "-diag-suppress=1444,20012")  # of tilelang's and CUTLASS's headers
 
 
@@ -59,11 +66,14 @@ class Toolchain:
             raise BuildError(f"no front end {front_end!r}; known: {', '.join(FRONT_ENDS)}")
         self.front_end = front_end
 
+    def versions(self) -> dict[str, str]:
+        """Versions of everything that the code depends on, by a short name."""
+        return {"front_end": self.front_end} | {name: _version(package) for name, package in _PACKAGES.items()}
+
     def fingerprint(self, target: str) -> str:
         """Versions and flags, no paths: with a kernel's source it decides the kernel's code."""
-        packages = ("tilelang", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-        versions = " ".join(f"{package}=={_version(package)}" for package in packages)
-        return f"{self.front_end} {target} {' '.join(_FLAGS + _NVRTC_FLAGS)} | {versions}"
+        versions = " ".join(f"{name}=={version}" for name, version in self.versions().items())
+        return " ".join((target, *_FLAGS, *_NVRTC_FLAGS, versions))
 
     def compile(self, kernel: KernelSource, target: str) -> Code:
         """Compile one kernel.

@@ -17,9 +17,9 @@ import numpy as np
 from kgen.compiler import ops
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import Check, Operator
-from kgen.runtime.bundle import Kernels, LoadedOperator
 from kgen.runtime.drivers import Driver
 from kgen.runtime.format.expr import evaluate
+from kgen.runtime.kernels import Kernels, LoadedOperator
 from kgen.runtime.tensors import Ptr
 
 GUARD = 4096  # bytes before and after every buffer

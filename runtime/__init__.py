@@ -6,7 +6,8 @@ call = kernels["gemm"].plan(m=37).bind(a=a, b=b, out=out)
 call(stream)
 """
 
-from kgen.runtime.bundle import Bundle, Kernels, LoadedOperator, Plan
+from kgen.runtime.bundle import Bundle
+from kgen.runtime.kernels import Kernels, LoadedOperator, Plan
 from kgen.runtime.memory import DeviceBuffer
 from kgen.runtime.tensors import Ptr
 

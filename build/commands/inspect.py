@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from kgen.build.cli import json_option, show_json
-from kgen.runtime.bundle import Bundle
+from kgen.runtime.bundle import Bundle, version_text
 from kgen.runtime.errors import KgenError
 from kgen.runtime.format.expr import show
 from kgen.runtime.format.manifest import Kernel, Operator, to_json
@@ -44,7 +44,7 @@ def _print(bundle: Bundle) -> None:
     manifest = bundle.manifest
     code = sum(blob.size for blob in manifest.blobs.values() if blob.kind == "cubin")
     click.secho(f"{manifest.name} {manifest.version}", bold=True, nl=False)
-    click.echo(f"  for {', '.join(manifest.targets)}, CUDA driver {manifest.min_driver / 1000:.1f} or newer")
+    click.echo(f"  for {', '.join(manifest.targets)}, CUDA driver {version_text(manifest.min_driver)} or newer")
     click.echo(f"{bundle.id}\n{len(manifest.kernels)} kernels, {code / 1024:.0f} KiB of machine code\n")
     for operator in manifest.operators.values():
         _print_operator(operator)

@@ -12,7 +12,7 @@ import pkgutil
 
 from kgen.compiler.ops.contract import Operator
 
-_NOT_FAMILIES = {"contract", "numerics"}
+_NOT_FAMILIES = {"contract", "numerics", "scaling"}
 
 
 def names() -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, edges
+from kgen.compiler.ops.scaling import scale_tensor
 from kgen.runtime.format.expr import Expr
 from kgen.runtime.format.manifest import Tensor
 
@@ -53,7 +54,7 @@ class Quantize(Operator):
         return (
             self.tensor("x", "in", self.x.dtype, m, k),
             self.tensor("q", "out", self.q.dtype, m, k),
-            self.tensor("scale", "out", "float32", m, align=4),
+            scale_tensor("scale", "out", self.q.scale, m, k),
         )
 
     def candidates(self) -> list[Config]:

@@ -27,7 +27,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def dumps(value: Any) -> bytes:
     """The canonical bytes of `value` (dicts with string keys, lists, strings, integers, booleans, None)."""
     _check(value)
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return _encode(value)
 
 
 def loads(data: bytes) -> Any:
@@ -42,7 +42,7 @@ def loads(data: bytes) -> Any:
         )
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not valid JSON: {error}") from None
-    if dumps(value) != data:
+    if _encode(value) != data:
         raise FormatError("the JSON is not in canonical form (sorted keys, no white space, ASCII)")
     return value
 
@@ -50,6 +50,10 @@ def loads(data: bytes) -> Any:
 def sha256(data: bytes) -> str:
     """Lower-case hex sha256 of `data`."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def _check(value: Any) -> None:

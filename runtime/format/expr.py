@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kgen.runtime.errors import FormatError
@@ -65,33 +65,32 @@ def evaluate(expr: Expr, symbols: Mapping[str, int]) -> int:
     return value
 
 
-def validate(expr: Any, symbols: Iterable[str], where: str) -> Expr:
+def validate(expr: Any, symbols: Collection[str]) -> Expr:
     """Check the form of `expr` and return it.
 
     Raises:
         FormatError: unknown operator or symbol, wrong number of operands, more than `MAX_NODES` nodes.
     """
-    known = set(symbols)
     nodes = 0
     stack = [(expr, 0)]
     while stack:
         node, depth = stack.pop()
         nodes += 1
         if nodes > MAX_NODES or depth > 64:
-            raise FormatError(f"{where}: expression too large (more than {MAX_NODES} nodes or 64 levels)")
+            raise FormatError(f"expression too large (more than {MAX_NODES} nodes or 64 levels)")
         if isinstance(node, bool) or not isinstance(node, (int, str, list)):
-            raise FormatError(f"{where}: {node!r} is no integer, symbol or [operator, …]")
-        if isinstance(node, str) and node not in known:
-            raise FormatError(f"{where}: unknown symbol {node!r}; known: {', '.join(sorted(known))}")
+            raise FormatError(f"{node!r} is no integer, symbol or [operator, …]")
+        if isinstance(node, str) and node not in symbols:
+            raise FormatError(f"unknown symbol {node!r}; known: {', '.join(sorted(symbols))}")
         if isinstance(node, int) and not -LIMIT < node < LIMIT:
-            raise FormatError(f"{where}: {node} leaves the range of 62 bits")
+            raise FormatError(f"{node} leaves the range of 62 bits")
         if isinstance(node, list):
             if not node or not isinstance(node[0], str) or node[0] not in OPS:
-                raise FormatError(f"{where}: {node[:1]} is no operator; known: {' '.join(OPS)}")
+                raise FormatError(f"{node[:1]} is no operator; known: {' '.join(OPS)}")
             least, most, _ = OPS[node[0]]
             count = len(node) - 1
             if count < least or (most is not None and count > most):
-                raise FormatError(f"{where}: operator {node[0]!r} does not take {count} operands")
+                raise FormatError(f"operator {node[0]!r} does not take {count} operands")
             stack += [(operand, depth + 1) for operand in node[1:]]
     return expr
 

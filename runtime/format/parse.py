@@ -50,7 +50,7 @@ def program_from_json(value: Any, symbols: Iterable[str]) -> Program:
     Raises:
         FormatError: `value` is no program over `symbols`.
     """
-    return _program(_At(value, "program"), set(symbols), None, None)
+    return _program(_At(value, None, "program"), set(symbols), None, None)
 
 
 def parse(data: bytes) -> Manifest:
@@ -67,7 +67,7 @@ def parse(data: bytes) -> Manifest:
     major, minor = value["format"]
     if major != FORMAT[0] or isinstance(minor, bool) or not isinstance(minor, int):
         raise FormatError(f"bundle format {value['format']} is not {FORMAT[0]}.x: use a kgen that reads it")
-    root = _At(value, "manifest")
+    root = _At(value, None, "manifest")
     top = root.fields(
         "format",
         "must_understand",
@@ -105,8 +105,16 @@ def parse(data: bytes) -> Manifest:
 class _At:
     """A JSON value and where it stands, for errors that name the path."""
 
-    def __init__(self, value: Any, path: str):
-        self.value, self.path = value, path
+    __slots__ = ("key", "parent", "value")
+
+    def __init__(self, value: Any, parent: _At | None, key: str | int):
+        self.value, self.parent, self.key = value, parent, key
+
+    @property
+    def path(self) -> str:
+        if self.parent is None:
+            return str(self.key)
+        return f"{self.parent.path}[{self.key}]" if isinstance(self.key, int) else f"{self.parent.path}.{self.key}"
 
     def wrong(self, wanted: str) -> FormatError:
         return FormatError(f"{self.path}: expected {wanted}, found {str(self.value)[:80]!r}")
@@ -115,7 +123,7 @@ class _At:
         if not isinstance(self.value, dict) or set(self.value) != set(names):
             found = sorted(self.value) if isinstance(self.value, dict) else type(self.value).__name__
             raise FormatError(f"{self.path}: expected an object with exactly {sorted(names)}, found {found}")
-        return {name: _At(self.value[name], f"{self.path}.{name}") for name in names}
+        return {name: _At(self.value[name], self, name) for name in names}
 
     def mapping(self, key: str) -> list[tuple[str, _At]]:
         if not isinstance(self.value, dict):
@@ -123,12 +131,12 @@ class _At:
         for name in self.value:
             if not re.fullmatch(key, name):
                 raise FormatError(f"{self.path}: {name[:80]!r} is not a valid key here")
-        return [(name, _At(item, f"{self.path}.{name}")) for name, item in self.value.items()]
+        return [(name, _At(item, self, name)) for name, item in self.value.items()]
 
     def items(self) -> list[_At]:
         if not isinstance(self.value, list):
             raise self.wrong("a list")
-        return [_At(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
+        return [_At(item, self, i) for i, item in enumerate(self.value)]
 
     def text(self, pattern: str | None = None) -> str:
         if not isinstance(self.value, str) or (pattern and not re.fullmatch(pattern, self.value)):
@@ -157,7 +165,10 @@ class _At:
         return tuple(item.integer(least, most) for item in items)
 
     def expr(self, symbols: set[str]) -> Expr:
-        return expr.validate(self.value, symbols, self.path)
+        try:
+            return expr.validate(self.value, symbols)
+        except FormatError as error:
+            raise FormatError(f"{self.path}: {error}") from None
 
     def exprs(self, symbols: set[str], count: int | None = None) -> tuple[Expr, ...]:
         items = self.items()

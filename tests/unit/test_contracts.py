@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kgen.compiler import ops
-from kgen.compiler.ops import gemm, numerics, quantize
+from kgen.compiler.ops import gemm, numerics, quantize, scaling
 
 
 def make_gemm(major="k", dtype="bfloat16"):
@@ -118,3 +118,21 @@ def test_contracts_survive_the_manifest():
         stored = Operator("g", op, 1, contract.dims, contract.attrs(), contract.tensors(), (), {})
         rebuilt = ops.family(op).from_manifest(stored._replace(name=contract.name))
         assert rebuilt == contract
+
+
+@pytest.mark.parametrize(
+    ("scale", "shape", "strides"),
+    [
+        ("tensor", (1,), (1,)),
+        ("channel", ("m",), (1,)),
+        (scaling.Group(group=128), ("m", 33), (33, 1)),
+        (scaling.Group(group=128, major="column", dtype="float8_e8m0fnu"), ("m", 33), (1, "m")),
+        (scaling.Block(block=(128, 128)), (["ceildiv", "m", 128], 33), (33, 1)),
+        (scaling.Block(block=(128, 128), major="column"), (["ceildiv", "m", 128], 33), (1, ["ceildiv", "m", 128])),
+    ],
+)
+def test_scales(scale, shape, strides):
+    """k = 4,099: the last group holds 3 columns."""
+    tensor = scaling.scale_tensor("scale", "out", scale, "m", 4099)
+    assert (tensor.shape, tensor.strides) == (shape, strides)
+    assert tensor.dtype == getattr(scale, "dtype", "float32")

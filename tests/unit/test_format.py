@@ -51,7 +51,7 @@ def test_folding_keeps_the_value(a, b):
 )
 def test_wrong_expressions(wrong, words):
     with pytest.raises(FormatError, match=words):
-        expr.validate(wrong, {"m"}, "here")
+        expr.validate(wrong, {"m"})
 
 
 def test_evaluation_is_total():
@@ -62,7 +62,7 @@ def test_evaluation_is_total():
     for _ in range(100):
         deep = ["not", deep]
     with pytest.raises(FormatError, match="too large"):
-        expr.validate(deep, (), "here")
+        expr.validate(deep, ())
 
 
 def test_show():
