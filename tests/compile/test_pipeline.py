@@ -159,7 +159,8 @@ def test_inspect(folder, bundle):
 def test_explain_and_pack(folder, bundle):
     assert "grid [4, 1, 1]" in kgen("explain", folder / "tiny.kgen", "product", "m=500")
     assert "outside the declared 1..500" in kgen("explain", folder / "tiny.kgen", "product", "m=501", code=2)
-    kgen("pack", folder / "tiny.kgen", folder / "lean", "--lean")
+    packed = json.loads(kgen("pack", folder / "tiny.kgen", folder / "lean", "--lean", "--json"))
+    assert packed["id"] == bundle.id
     lean = Bundle.open(folder / "lean")
     assert lean.id == bundle.id and not (folder / "lean" / "evidence").exists()
     assert lean.evidence(f"sources/{next(iter(bundle.manifest.kernels))}.cu") is None
