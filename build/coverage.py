@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from kgen.runtime.errors import BuildError
-from kgen.runtime.format.expr import Expr, evaluate, show
+from kgen.runtime.format.expr import Expr, evaluate, show, symbols_of
 
 MAX_POINTS = 1 << 20
+MAX_SM_COUNT = 1024  # more than any GPU has
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
@@ -22,6 +23,8 @@ def check_coverage(name: str, dims: Mapping[str, tuple[int, int]], guards: list[
     Raises:
         BuildError: a hole (the message names a point in it), a variant that never runs, or a domain too large to try.
     """
+    if any("sm_count" in symbols_of(guard) for guard in guards):
+        dims = {**dims, "sm_count": (1, MAX_SM_COUNT)}
     used: set[int] = set()
     for point in _points(name, dims, guards):
         first = next((i for i, guard in enumerate(guards) if evaluate(guard, point)), None)

@@ -18,13 +18,13 @@ from kgen.build.toolchain import Code, Report, Toolchain
 from kgen.compiler import ops
 from kgen.compiler.kernel import KernelSource, Lowered
 from kgen.compiler.ops.contract import Config, Operator
-
-if TYPE_CHECKING:
-    from kgen.compiler.spec import Spec
 from kgen.runtime.errors import BuildError, KgenError
 from kgen.runtime.format import canonical, manifest
 from kgen.runtime.format.expr import Expr
 from kgen.runtime.format.manifest import DEVICE_SYMBOLS
+
+if TYPE_CHECKING:  # workers need no YAML
+    from kgen.compiler.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def make(request: Request) -> None:
     cache, toolchain = Cache(request.cache), request.toolchain()
     module = import_module(f"kgen.compiler.kernels.{request.family}")
     lower = import_module("kgen.compiler.lower").lower
-    operator = _operator(request)
+    operator = ops.family(request.family).from_data("", request.dims, {}, request.attrs)
     lowered = lower(module.program(operator, request.config), request.target, toolchain.fingerprint(request.target))
     for id, kernel in lowered.kernels.items():
         if cache.get("kernels", id) is None:
@@ -139,11 +139,6 @@ def make(request: Request) -> None:
 def family_of(operator: Operator) -> str:
     """The family's name: its module's."""
     return type(operator).__module__.rpartition(".")[2]
-
-
-def _operator(request: Request) -> Operator:
-    as_manifest = manifest.Operator("_", request.family, 1, request.dims, request.attrs, (), (), {})
-    return ops.family(request.family).from_manifest(as_manifest)
 
 
 def _is_built(request: Request, key: str, cache: Cache) -> bool:

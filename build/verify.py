@@ -18,7 +18,6 @@ from kgen.compiler import ops
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import Check, Operator
 from kgen.runtime.drivers import Driver
-from kgen.runtime.format.expr import evaluate
 from kgen.runtime.kernels import Kernels, LoadedOperator
 from kgen.runtime.tensors import Ptr
 
@@ -85,7 +84,7 @@ def verify_case(
     plan = loaded.plan(**dims)
     failures: list[str] = []
     with kernels.driver.using(kernels.context):
-        arena = Arena(kernels.driver, kernels.device)
+        arena = Arena(kernels.driver)
         try:
             outputs, again = _run(arena, plan, contract, dims, inputs, failures)
         finally:
@@ -103,15 +102,15 @@ def verify_case(
         failures.append(
             f"reproduce with --seed {seed}; {plan.explain().splitlines()[plan.selection.index].strip('→ ')}"
         )
-    launched = tuple(step.kernel for step in plan.selection.variant.program.steps if hasattr(step, "kernel"))
+    launched = tuple(launch.kernel for launch in plan.selection.variant.program.launches)
     return Case(loaded.operator.name, workload, dims, kind, checks, tuple(failures), launched)
 
 
 class Arena:
     """Device buffers with guard bytes on both sides."""
 
-    def __init__(self, driver: Driver, device: int):
-        self.driver, self.device = driver, device
+    def __init__(self, driver: Driver):
+        self.driver = driver
         self.buffers: dict[str, tuple[int, int]] = {}
 
     def add(self, name: str, nbytes: int) -> int:
@@ -150,7 +149,7 @@ def _run(
     full = contract.full_dims(dims)
     tensors: dict[str, Ptr] = {}
     for tensor in contract.tensors():
-        shape = tuple(evaluate(extent, full) for extent in tensor.shape)
+        shape = numerics.shape(tensor, full)
         size = int(np.prod(shape)) * numerics.itemsize(tensor.dtype)
         tensors[tensor.name] = Ptr(arena.add(tensor.name, size), shape, tensor.dtype)
         if tensor.name in inputs:

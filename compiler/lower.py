@@ -22,8 +22,6 @@ from kgen.runtime.errors import BuildError
 from kgen.runtime.format import manifest
 from kgen.runtime.format.expr import Expr, fold
 
-WORKSPACE_ALIGN = 256  # bytes; what cudaMalloc gives, and enough for TMA and vector access
-
 _BINARY = {
     "Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "Div": "//", "Mod": "%",
     "Min": "min", "Max": "max", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "EQ": "==", "NE": "!=",
@@ -62,7 +60,7 @@ def _layout(workspace: tuple[program.Workspace, ...]) -> tuple[tuple[manifest.Wo
     offset: Expr = 0
     for part in sorted(workspace, key=lambda part: part.kind != "locks"):
         parts.append(manifest.Workspace(part.name, part.kind, offset, part.bytes))
-        offset = fold("+", offset, fold("align", part.bytes, WORKSPACE_ALIGN))
+        offset = fold("+", offset, fold("align", part.bytes, manifest.WORKSPACE_ALIGN))
     return tuple(parts), offset
 
 

@@ -18,11 +18,10 @@ from kgen.runtime.errors import (
     WorkspaceTooSmall,
 )
 from kgen.runtime.format.expr import evaluate
-from kgen.runtime.format.manifest import Arg, Kernel, Launch, Memset, Tensor
+from kgen.runtime.format.manifest import WORKSPACE_ALIGN, Arg, Kernel, Launch, Memset, Tensor
 from kgen.runtime.plan import Selection
 from kgen.runtime.tensors import TensorRef, stream_handle, tensor_ref
 
-WORKSPACE_ALIGN = 256  # bytes
 MAX_STREAMS = 64  # prepared launches kept a call; a server uses a handful
 _SCALARS = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 

@@ -51,7 +51,9 @@ class Kernels(Mapping[str, "LoadedOperator"]):
             ) from None
 
     def __getattr__(self, name: str) -> LoadedOperator:
-        if name.startswith("_") or name not in self._operators:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._operators:
             raise AttributeError(f"{self.bundle.path} has no operator {name!r}; it has {', '.join(self._operators)}")
         return self._operators[name]
 
@@ -75,6 +77,8 @@ class Kernels(Mapping[str, "LoadedOperator"]):
                 self.driver.unload_library(library)
         self._libraries.clear()
         self._functions.clear()
+        for operator in self._operators.values():
+            operator.forget_calls()
         if self._activated and self.driver.current() == self.context:
             self.driver.set_current(0)
         self.driver.release(self.device)
@@ -88,7 +92,9 @@ class Kernels(Mapping[str, "LoadedOperator"]):
 
     def functions(self, selection: Selection) -> dict[str, tuple[Kernel, int]]:
         """Kernel and CUfunction of each launch of the selected program, loaded where they are not yet."""
-        ids = [step.kernel for step in selection.variant.program.steps if hasattr(step, "kernel")]
+        if not self.context:
+            raise ArgumentError(f"{self.bundle.path} was closed")
+        ids = [launch.kernel for launch in selection.variant.program.launches]
         return {id: self._functions.get(id) or self._function(self.bundle.manifest.kernels[id]) for id in ids}
 
     def _function(self, kernel: Kernel) -> tuple[Kernel, int]:
@@ -137,9 +143,13 @@ class LoadedOperator:
             call = self.plan(**self._infer(refs)).bind(workspace=workspace, **tensors)
             call.forget_tensors()  # the caller's tensors live as long as this call; the cache must not keep them
             if len(self._calls) >= MAX_CALLS:
-                self._calls.pop(next(iter(self._calls)))
+                self._calls.clear()
             self._calls[key] = call
         call(stream)
+
+    def forget_calls(self) -> None:
+        """Drop the bound calls that the one-liner keeps."""
+        self._calls.clear()
 
     def _infer(self, refs: Mapping[str, TensorRef]) -> dict[str, int]:
         """Range dims from the tensors' shapes."""

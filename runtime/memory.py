@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kgen.runtime import drivers
 from kgen.runtime.errors import ArgumentError
 from kgen.runtime.format.dtypes import DTYPES
+from kgen.runtime.tensors import row_major
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,7 @@ class DeviceBuffer:
         if any(extent < 0 for extent in shape):
             raise ArgumentError(f"shape {tuple(shape)} has a negative extent")
         self.shape, self.dtype, self.device = tuple(shape), dtype, device
-        self.strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        self.strides = row_major(self.shape)
         self.nbytes = math.prod(self.shape) * DTYPES[dtype].bytes
         self._driver = driver or drivers.open()
         self._context = self._driver.retain(device)

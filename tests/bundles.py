@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,3 @@ def write(path: Path, manifest: m.Manifest | dict[str, Any] | None = None) -> Pa
 def word(data: bytes) -> int:
     """A little-endian integer parameter."""
     return int.from_bytes(data, "little", signed=True)
-
-
-def host_view(address: int, count: int) -> ctypes.Array[ctypes.c_float]:
-    """The fake driver's device memory is host memory."""
-    return (ctypes.c_float * count).from_address(address)

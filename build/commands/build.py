@@ -13,6 +13,7 @@ from kgen.build.cache import Cache, default_root
 from kgen.build.cli import json_option, show_json
 from kgen.build.publish import publish
 from kgen.build.records import Records
+from kgen.build.toolchain import FRONT_ENDS
 from kgen.runtime.errors import BuildError
 
 
@@ -23,7 +24,7 @@ from kgen.runtime.errors import BuildError
     "-j", "--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True, help="Processes at a time."
 )
 @click.option("--cache", type=click.Path(file_okay=False, path_type=Path), help="Cache folder. [~/.cache/kgen]")
-@click.option("--front-end", type=click.Choice(["nvrtc", "nvcc"]), default="nvrtc", help="nvcc needs a host compiler.")
+@click.option("--front-end", type=click.Choice(FRONT_ENDS), default=FRONT_ENDS[0], help="nvcc needs a host compiler.")
 @click.option("--records", type=click.Path(file_okay=False, path_type=Path), help="[the spec's folder/records]")
 @click.option("--check", is_flag=True, help="Build again without the cache and compare the bundles byte for byte.")
 @json_option

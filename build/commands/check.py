@@ -15,7 +15,7 @@ from kgen.runtime.bundle import Bundle
 @click.command("check")
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 @click.option("--device", default=0, show_default=True, help="Device ordinal.")
-@click.option("--driver", type=click.Choice(["cuda-python", "ctypes"]), help="[whichever is installed]")
+@click.option("--driver", type=click.Choice(drivers.NAMES), help="[whichever is installed]")
 @click.option("--expect", help="The id that the bundle must have, sha256:…")
 @json_option
 def command(bundle, device, driver, expect, as_json) -> None:

@@ -27,13 +27,12 @@ def command(bundle, operator, dims, sm_count, target, as_json) -> None:
     chosen = select(manifest.operators[operator], target or manifest.targets[0], sm_count, parse_dims(dims))
     launches = [
         {
-            "kernel": step.kernel,
-            "entry": manifest.kernels[step.kernel].entry,
-            "grid": [evaluate(extent, chosen.symbols) for extent in step.grid],
-            "block": list(manifest.kernels[step.kernel].block),
+            "kernel": launch.kernel,
+            "entry": manifest.kernels[launch.kernel].entry,
+            "grid": [evaluate(extent, chosen.symbols) for extent in launch.grid],
+            "block": list(manifest.kernels[launch.kernel].block),
         }
-        for step in chosen.variant.program.steps
-        if hasattr(step, "kernel")
+        for launch in chosen.variant.program.launches
     ]
     if as_json:
         show_json(

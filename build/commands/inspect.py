@@ -34,7 +34,8 @@ def command(bundle, kernel, what, as_json) -> None:
     if what:
         click.echo(_code(opened, _find(opened, kernel), what))
     elif as_json:
-        verified = {id: _is_verified(opened, id) for id in opened.manifest.kernels}
+        known = _verified(opened)
+        verified = {id: id in known for id in opened.manifest.kernels}
         show_json({"id": opened.id, "verified": verified, "manifest": to_json(opened.manifest)})
     else:
         _print(opened)
@@ -50,10 +51,11 @@ def _print(bundle: Bundle) -> None:
         _print_operator(operator)
     click.secho("\nkernels", bold=True)
     click.echo(f"  {'id':12}  {'registers':>9} {'spills':>6} {'smem':>7} {'cubin':>9}  {'verified':8}  entry")
+    verified = _verified(bundle)
     for kernel in manifest.kernels.values():
         smem = kernel.dynamic_smem + kernel.static_smem
         size = manifest.blobs[kernel.cubin].size
-        state = "yes" if _is_verified(bundle, kernel.id) else "no"
+        state = "yes" if kernel.id in verified else "no"
         click.echo(
             f"  {kernel.id[:12]}  {kernel.registers:9} {kernel.spills:6} {smem:7} {size:9}  {state:8}  {kernel.entry}"
         )
@@ -68,19 +70,16 @@ def _print_operator(operator: Operator) -> None:
         click.echo(f"  {tensor.role:5} {tensor.name}: {tensor.dtype} [{shape}], aligned to {tensor.align}")
     for index, variant in enumerate(operator.variants):
         config = " ".join(f"{key}={value}" for key, value in variant.config.items())
-        kernels = ", ".join(step.kernel[:12] for step in variant.program.steps if hasattr(step, "kernel"))
+        kernels = ", ".join(launch.kernel[:12] for launch in variant.program.launches)
         guard = "always" if variant.guard == 1 else show(variant.guard)
         click.echo(f"  variant {index} ({variant.target}) when {guard}: {config} → {kernels}")
 
 
-def _is_verified(bundle: Bundle, kernel: str) -> bool:
+def _verified(bundle: Bundle) -> set[str]:
+    """The kernels that a record in the bundle says were verified."""
     content = bundle.evidence("records/records.json")
-    devices = json.loads(content) if content else {}
-    return any(
-        kernel in entry["kernels"] and entry["kind"] == "verify" and entry["ok"]
-        for entries in devices.values()
-        for entry in entries
-    )
+    entries = [entry for found in json.loads(content).values() for entry in found] if content else []
+    return {kernel for entry in entries if entry["kind"] == "verify" and entry["ok"] for kernel in entry["kernels"]}
 
 
 def _find(bundle: Bundle, wanted: str | None) -> Kernel:

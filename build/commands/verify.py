@@ -19,7 +19,7 @@ from kgen.runtime.bundle import Bundle
 @click.argument("bundle", type=click.Path(exists=True, path_type=Path))
 @click.option("--op", "operators", multiple=True, help="Only this operator; may be repeated.")
 @click.option("--device", default=0, show_default=True, help="Device ordinal.")
-@click.option("--driver", type=click.Choice(["cuda-python", "ctypes"]), help="[whichever is installed]")
+@click.option("--driver", type=click.Choice(drivers.NAMES), help="[whichever is installed]")
 @click.option("--seed", type=int, help="Of the random inputs. [a fresh one]")
 @click.option(
     "--record", type=click.Path(file_okay=False, path_type=Path), help="Add the results to this folder of records."

@@ -80,9 +80,20 @@ class Operator(ABC):
     @classmethod
     def from_manifest(cls, operator: ManifestOperator) -> Operator:
         """The contract that a bundle's operator was built from."""
+        return cls.from_data(operator.name, operator.dims, operator.workloads, operator.attrs)
+
+    @classmethod
+    def from_data(
+        cls,
+        name: str,
+        dims: Mapping[str, tuple[int, int]],
+        workloads: Mapping[str, dict[str, int]],
+        attrs: Mapping[str, Any],
+    ) -> Operator:
+        """A contract from plain data: the inverse of `attrs`."""
         hints = typing.get_type_hints(cls)
-        own = {key: _construct(hints[key], value) for key, value in operator.attrs.items()}
-        return cls(name=operator.name, dims=dict(operator.dims), workloads=dict(operator.workloads), **own)
+        own = {key: _construct(hints[key], value) for key, value in attrs.items()}
+        return cls(name=name, dims=dict(dims), workloads=dict(workloads), **own)
 
     def attrs(self) -> dict[str, Any]:
         """The family's own fields as plain data."""

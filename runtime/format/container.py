@@ -81,14 +81,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, memoryview]:
 
 
 def _read_directory(root: str) -> dict[str, memoryview]:
+    if not os.path.isfile(os.path.join(root, MANIFEST)):  # before reading what may be anybody's files
+        raise FormatError(f"{root}: no {MANIFEST}: this is not a kgen bundle")
     files = {}
     for folder, _, names in os.walk(root):
         for name in names:
             full = os.path.join(folder, name)
             with open(full, "rb") as file:
                 files[os.path.relpath(full, root).replace(os.sep, "/")] = memoryview(file.read())
-    if MANIFEST not in files:
-        raise FormatError(f"{root}: no {MANIFEST}: this is not a kgen bundle")
     return files
 
 

@@ -11,6 +11,7 @@ PARAM_KINDS = {"tensor_map": 128, "pointer": 8, "int32": 4, "int64": 8, "float32
 ROLES = ("in", "out", "inout")
 WORKSPACE_KINDS = ("scratch", "locks")
 DEVICE_SYMBOLS = ("sm_count",)
+WORKSPACE_ALIGN = 256  # bytes; what cudaMalloc gives, and enough for TMA and vector access
 
 
 class Blob(NamedTuple):
@@ -122,6 +123,11 @@ class Program(NamedTuple):
     steps: tuple[Launch | Memset, ...]
     workspace: tuple[Workspace, ...]
     workspace_bytes: Expr
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The steps that launch a kernel."""
+        return tuple(step for step in self.steps if isinstance(step, Launch))
 
 
 class Variant(NamedTuple):

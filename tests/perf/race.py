@@ -89,7 +89,7 @@ def quantize(kernels, name: str, m: int) -> dict:
 
 
 def row_of(plan, dims: dict, us: dict, **derived: float) -> dict:
-    kernels = [step.kernel for step in plan.selection.variant.program.steps if hasattr(step, "kernel")]
+    kernels = [launch.kernel for launch in plan.selection.variant.program.launches]
     return {"operator": plan.selection.operator.name, "dims": dims, "us": us, **derived, "kernels": kernels}
 
 

@@ -111,6 +111,7 @@ DIMS = {"m": (1, 1000), "k": (8, 8)}
         [["<=", "m", 64], 1],
         [["<=", "m", 64], [">", "m", 64]],
         [["==", ["%", "m", 2], 0], ["!=", ["%", "m", 2], 0]],
+        [["and", ["<=", "m", 64], [">=", "sm_count", 78]], 1],
     ],
 )
 def test_complete_guards(guards):
@@ -124,6 +125,7 @@ def test_complete_guards(guards):
         ([["<", "m", 64], [">", "m", 64]], "no variant covers m=64, k=8"),
         ([["and", [">=", "m", 2], ["<=", "m", 1000]]], "no variant covers m=1,"),
         ([["==", ["%", "m", 2], 0], ["==", ["%", "m", 4], 1]], "no variant covers m=3"),
+        ([["<=", "sm_count", 132]], "no variant covers m=1, k=8, sm_count=133"),
         ([1, ["<=", "m", 64]], "variant 1 .* can never run"),
         ([["<=", "m", 2000], 1], "variant 1 .* can never run"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 
@@ -45,6 +46,12 @@ def test_open_names_and_verifies(path):
     assert bundle.evidence("sources/scale.cu") == b"// source" and bundle.evidence("sources/none.cu") is None
     with pytest.raises(errors.IntegrityError, match="not the expected sha256:00"):
         Bundle.open(path, expect="sha256:00")
+
+
+def test_a_folder_that_is_no_bundle_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "reading this would never end")
+    with pytest.raises(errors.FormatError, match=r"no manifest\.json"):
+        Bundle.open(tmp_path)
 
 
 def test_both_forms_have_one_id(tmp_path):
@@ -334,9 +341,15 @@ def test_threads_and_contexts(kernels, buffers, driver):
 
 def test_nothing_is_bound_after_close(kernels, buffers):
     plan = kernels.scale.plan(m=8)
+    kernels.scale(**buffers, stream=0)
     kernels.close()
-    with pytest.raises(errors.ArgumentError, match="was closed"):
-        plan.bind(**buffers)
+    for again in (
+        lambda: plan.bind(**buffers),
+        lambda: kernels.scale.plan(m=8),
+        lambda: kernels.scale(**buffers, stream=0),
+    ):
+        with pytest.raises(errors.ArgumentError, match="was closed"):
+            again()
 
 
 def test_manifest_round_trip():
