@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from kgen.compiler import ops
 from kgen.compiler.ops.contract import STRICT
 from kgen.compiler.ops.quantize import Quantize
+
+pytest.importorskip("pydantic", reason="the compiler's dependencies are not installed: pip install 'kgen[compiler]'")
+
 from kgen.compiler.spec import Spec, load, schema
 from kgen.runtime.errors import SpecError
 
