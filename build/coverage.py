@@ -17,24 +17,43 @@ MAX_SM_COUNT = 1024  # more than any GPU has
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
-def check_coverage(name: str, dims: Mapping[str, tuple[int, int]], guards: list[Expr]) -> None:
+def check_coverage(
+    name: str, dims: Mapping[str, tuple[int, int]], guards: list[Expr], holes_only: bool = False
+) -> None:
     """Raise unless every point of `dims` satisfies a guard and every guard is some point's first.
+
+    Args:
+        holes_only: let a guard be that is no point's first.
 
     Raises:
         BuildError: a hole (the message names a point in it), a variant that never runs, or a domain too large to try.
     """
+    firsts, hole = reach(name, dims, guards)
+    if hole is not None:
+        where = ", ".join(f"{dim}={value}" for dim, value in hole.items())
+        raise BuildError(f"{name}: no variant covers {where}; guards: {'; '.join(map(show, guards))}")
+    for index, guard in enumerate(guards):
+        if index not in firsts and not holes_only:
+            raise BuildError(f"{name}: variant {index} ({show(guard)}) can never run: earlier guards cover it")
+
+
+def reach(name: str, dims: Mapping[str, tuple[int, int]], guards: list[Expr]) -> tuple[set[int], dict[str, int] | None]:
+    """Indices of the guards that are the first true one at some point, and a point where none is true, if there is one.
+
+    Raises:
+        BuildError: the domain is too large to try.
+    """
     if any("sm_count" in symbols_of(guard) for guard in guards):
         dims = {**dims, "sm_count": (1, MAX_SM_COUNT)}
-    used: set[int] = set()
+    firsts: set[int] = set()
+    hole = None
     for point in _points(name, dims, guards):
         first = next((i for i, guard in enumerate(guards) if evaluate(guard, point)), None)
-        if first is None:
-            where = ", ".join(f"{dim}={value}" for dim, value in point.items())
-            raise BuildError(f"{name}: no variant covers {where}; guards: {'; '.join(map(show, guards))}")
-        used.add(first)
-    for index, guard in enumerate(guards):
-        if index not in used:
-            raise BuildError(f"{name}: variant {index} ({show(guard)}) can never run: earlier guards cover it")
+        if first is not None:
+            firsts.add(first)
+        elif hole is None:
+            hole = point
+    return firsts, hole
 
 
 def _points(name: str, dims: Mapping[str, tuple[int, int]], guards: list[Expr]) -> Iterator[dict[str, int]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kgen.build import workers
+from kgen.build import picks, workers
 from kgen.build.cache import Cache
 from kgen.build.coverage import check_coverage
 from kgen.build.digest import source_digest
@@ -17,6 +19,7 @@ from kgen.build.records import Records
 from kgen.build.toolchain import Code, Report, Toolchain
 from kgen.compiler import ops
 from kgen.compiler.kernel import KernelSource, Lowered
+from kgen.compiler.model import H200, prune
 from kgen.compiler.ops.contract import Config, Operator
 from kgen.runtime.errors import BuildError, KgenError
 from kgen.runtime.format import canonical, manifest
@@ -41,9 +44,9 @@ class Request:
 
     @classmethod
     def of(cls, operator: Operator, config: Config, target: str, front_end: str, cache: Cache) -> Request:
-        return cls(family_of(operator), operator.dims, operator.attrs(), config, target, front_end, str(cache.root))
+        return cls(operator.family(), operator.dims, operator.attrs(), config, target, front_end, str(cache.root))
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What the lowered program depends on, and nothing else: no names of instances, no paths, no times."""
         return canonical.sha256(
@@ -66,12 +69,29 @@ class Request:
         return {*self.dims, *DEVICE_SYMBOLS}
 
 
+class Planned(NamedTuple):
+    """A variant to be: `request` makes its program."""
+
+    operator: Operator
+    target: str
+    guard: Expr
+    request: Request
+
+
 @dataclass(frozen=True)
 class Built:
-    """A finished bundle in memory: `files` by name, the manifest among them."""
+    """A finished bundle in memory.
+
+    Attributes:
+        files: by name, the manifest among them.
+        dropped: of a build of candidates, a line about each that did not build.
+        stale: a sentence about each frozen pick that was measured on other code.
+    """
 
     manifest: manifest.Manifest
     files: dict[str, bytes]
+    dropped: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -85,42 +105,82 @@ def build(
     jobs: int,
     front_end: str = "nvrtc",
     records: Records | None = None,
+    candidates: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Built:
     """Build `spec`.
 
     Args:
         jobs: processes at a time.
-        records: what was measured of kernels before; entries of kernels in this bundle become evidence.
+        records: what was measured before. Tuning entries of an operator's contract decide which of its configs run
+            where; entries of kernels in this bundle become evidence.
+        candidates: make a bundle for tuning instead: the variants are those that the model finds worth measuring, the
+            most promising first, and one that does not build is dropped.
         progress: called with (programs done, programs in all, the operator just finished).
 
     Raises:
         BuildError: a program does not build, or an operator's guards leave a hole. Names every operator that failed.
     """
-    plan: list[tuple[Operator, str, Expr, Request]] = []
+    records = records or Records({})
+    plan: list[Planned] = []
     for operator in spec.operators:
-        dispatch = operator.dispatch()
-        check_coverage(operator.name, operator.dims, [guard for guard, _ in dispatch])
+        choices = prune(operator, H200) if candidates else picks.dispatch(operator, records)
+        check_coverage(operator.name, operator.dims, [guard for guard, _ in choices], holes_only=candidates)
         for target in spec.targets:
             plan += [
-                (operator, target, guard, Request.of(operator, config, target, front_end, cache))
-                for guard, config in dispatch
+                Planned(operator, target, guard, Request.of(operator, config, target, front_end, cache))
+                for guard, config in choices
             ]
-    requests = {request.key: request for *_, request in plan}
-    owners = {request.key: operator.name for operator, _, _, request in plan}
-    missing = [key for key, request in requests.items() if not _is_built(request, key, cache)]
-    done = len(requests) - len(missing)
-    progress(done, len(requests), "cache")
-    failures: list[str] = []
-    for index, error in workers.run(make, [requests[key] for key in missing], jobs):
+    failed = _make_missing(plan, cache, jobs, progress)
+    broken = [(item, failed[item.request.key]) for item in plan if item.request.key in failed]
+    if broken and not candidates:
+        raise BuildError("\n".join(f"{item.operator.name} {item.request.config}: {why}" for item, why in broken))
+    kept = [item for item in plan if item.request.key not in failed]
+    dropped = [f"{item.operator.name} {item.request.config}: {_in_a_line(why)}" for item, why in broken]
+    if dropped:
+        _check_what_is_left(spec, kept, dropped)
+    built = _assemble(spec, kept, cache, records)
+    if candidates:
+        return replace(built, dropped=tuple(dropped))
+    stale = [picks.stale(operator, records, built.manifest.operators[operator.name]) for operator in spec.operators]
+    return replace(built, stale=tuple(chain.from_iterable(stale)))
+
+
+def _make_missing(
+    plan: list[Planned], cache: Cache, jobs: int, progress: Callable[[int, int, str], None]
+) -> dict[str, str]:
+    """Make the programs that the cache lacks; what went wrong with those that failed, by key."""
+    wanted = {item.request.key: item for item in plan}
+    missing = [item for key, item in wanted.items() if not _is_built(item.request, key, cache)]
+    done = len(wanted) - len(missing)
+    progress(done, len(wanted), "cache")
+    failed: dict[str, str] = {}
+    for index, error in workers.run(make, [item.request for item in missing], jobs):
+        item = missing[index]
         done += 1
-        owner = owners[missing[index]]
-        progress(done, len(requests), owner)
+        progress(done, len(wanted), item.operator.name)
         if isinstance(error, KgenError):
-            failures.append(f"{owner} {requests[missing[index]].config}: {error}")
-    if failures:
-        raise BuildError("\n".join(failures))
-    return _assemble(spec, plan, cache, records or Records({}))
+            failed[item.request.key] = str(error)
+    return failed
+
+
+def _in_a_line(failure: str) -> str:
+    """The first line of `failure`; of a traceback what was raised."""
+    first, *rest = failure.splitlines()
+    if first.startswith("Traceback"):
+        return next((line for line in rest if not line.startswith(" ")), first)
+    return first
+
+
+def _check_what_is_left(spec: Spec, kept: list[Planned], dropped: list[str]) -> None:
+    """Raise where the candidates that did build leave a hole."""
+    for operator in spec.operators:
+        for target in spec.targets:
+            guards = [i.guard for i in kept if (i.operator.name, i.target) == (operator.name, target)]
+            try:
+                check_coverage(operator.name, operator.dims, guards, holes_only=True)
+            except BuildError as error:
+                raise BuildError("\n".join((str(error), *dropped))) from None
 
 
 def make(request: Request) -> None:
@@ -134,11 +194,6 @@ def make(request: Request) -> None:
         if cache.get("kernels", id) is None:
             cache.put("kernels", id, _encode(toolchain.compile(kernel, request.target)))
     cache.put("programs", request.key, canonical.dumps(lowered.to_json()))
-
-
-def family_of(operator: Operator) -> str:
-    """The family's name: its module's."""
-    return type(operator).__module__.rpartition(".")[2]
 
 
 def _is_built(request: Request, key: str, cache: Cache) -> bool:
@@ -163,7 +218,7 @@ def _decode(content: bytes) -> Code:
     return Code(base64.b64decode(value["cubin"]), value["ptx"].encode(), Report(**value["report"]))
 
 
-def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache: Cache, records: Records) -> Built:
+def _assemble(spec: Spec, plan: list[Planned], cache: Cache, records: Records) -> Built:
     blobs: dict[str, manifest.Blob] = {}
     kernels: dict[str, manifest.Kernel] = {}
     files: dict[str, bytes] = {}
@@ -202,7 +257,7 @@ def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache
     operators = {
         operator.name: manifest.Operator(
             name=operator.name,
-            op=family_of(operator),
+            op=operator.family(),
             abi=operator.abi,
             dims=operator.dims,
             attrs=operator.attrs(),
@@ -219,7 +274,7 @@ def _assemble(spec: Spec, plan: list[tuple[Operator, str, Expr, Request]], cache
         version=spec.version,
         targets=spec.targets,
         min_driver=Toolchain.MIN_DRIVER,
-        generator={"kgen": metadata.version("kgen"), **plan[0][3].toolchain().versions()},
+        generator={"kgen": metadata.version("kgen"), **plan[0].request.toolchain().versions()},
         blobs=blobs,
         kernels=kernels,
         operators=operators,

@@ -1,7 +1,9 @@
 """What was measured on a device: one JSON file a device under ``specs/records``, sorted so that diffs stay small.
 
-An entry is keyed by the kernels it is about (their ids): when a kernel changes, its entries are stale and no build
-takes them. Fields: ``kind`` (verify or bench), ``operator``, ``dims``, ``kernels``, ``date``, and what was measured.
+An entry is about a contract (by its digest) at a point: ``contract``, ``dims`` and ``kind`` (verify, bench or tune) are
+its key, and a newer entry replaces an older one. ``operator`` is a label. ``kernels`` are the ids of what ran: when one
+changes, its entries are stale, and no bundle takes them along. Entries from before there were digests have no
+``contract``; operator and kernels stand for it until the point is measured again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.build.files import write_atomic
+from kgen.runtime.errors import BuildError
 
 Entry = dict[str, Any]
 
@@ -24,9 +27,11 @@ class Records:
     devices: dict[str, list[Entry]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Records:
-        """Every ``*.json`` under `folder`; none where it does not exist."""
-        found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    def load(cls, path: str | Path) -> Records:
+        """Every ``*.json`` of the folder `path`, or the file `path`; none where there is nothing."""
+        path = Path(path)
+        files = [path] if path.is_file() else sorted(path.glob("*.json"))
+        found = [json.loads(file.read_text()) for file in files]
         return cls({value["device"]: value["entries"] for value in found if "entries" in value})
 
     def __bool__(self) -> bool:
@@ -38,24 +43,40 @@ class Records:
         return Records({device: entries for device, entries in kept.items() if entries})
 
     def merge(self, device: str, entries: Iterable[Entry]) -> Records:
-        """With `entries` added: a new one replaces an older one of the same kind, operator, kernels and dims."""
-        merged = {_key(entry): entry for entry in (*self.devices.get(device, ()), *entries)}
-        return Records({**self.devices, device: [merged[key] for key in sorted(merged)]})
+        """With `entries` added: a new one replaces an older one of the same contract, dims and kind."""
+        entries = list(entries)
+        rewritten = {_place(entry) for entry in entries if "contract" in entry}
+        older = [e for e in self.devices.get(device, ()) if "contract" in e or _place(e) not in rewritten]
+        merged = {_key(entry): entry for entry in (*older, *entries)}
+        return Records({**self.devices, device: sorted(merged.values(), key=lambda e: (_place(e), _key(e)))})
 
     def dumps(self) -> bytes:
         """All devices in one JSON value."""
         return json.dumps(self.devices, indent=1, sort_keys=True).encode() + b"\n"
 
-    def save(self, folder: str | Path) -> None:
-        """Write one file a device."""
+    def save(self, path: str | Path) -> None:
+        """Write one file a device into the folder `path`; where that is a ``.json``, the file of the only device.
+
+        Raises:
+            BuildError: entries of several devices do not go into one file.
+        """
+        path = Path(path)
+        if path.suffix == ".json" and len(self.devices) > 1:
+            raise BuildError(f"{path} would hold entries of {' and '.join(sorted(self.devices))}: name a folder")
         for device, entries in self._items():
             name = "".join(c if c.isalnum() else "_" for c in device.lower())
             text = json.dumps({"device": device, "entries": entries}, indent=1, sort_keys=True)
-            write_atomic(Path(folder) / f"{name}.json", text.encode() + b"\n")
+            file = path if path.suffix == ".json" else path / f"{name}.json"
+            write_atomic(file, text.encode() + b"\n")
 
     def _items(self) -> Iterable[tuple[str, list[Entry]]]:
         return sorted(self.devices.items())
 
 
 def _key(entry: Entry) -> str:
-    return json.dumps([entry["operator"], entry["dims"], entry["kind"], entry["kernels"]], sort_keys=True)
+    about = [entry["contract"]] if "contract" in entry else [entry["operator"], entry["kernels"]]
+    return json.dumps([about, entry["dims"], entry["kind"]], sort_keys=True)
+
+
+def _place(entry: Entry) -> tuple:
+    return entry["operator"], tuple(sorted(entry["dims"].items())), entry["kind"]

@@ -12,11 +12,14 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from math import prod
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from kgen.runtime.format.expr import Expr, fold
+from kgen.runtime.format import canonical
+from kgen.runtime.format.dtypes import DTYPES
+from kgen.runtime.format.expr import Expr, evaluate, fold
 from kgen.runtime.format.manifest import Operator as ManifestOperator
 from kgen.runtime.format.manifest import Tensor
 
@@ -51,6 +54,38 @@ class Check:
         return self.error <= self.limit
 
 
+class Traffic(NamedTuple):
+    """Bytes of device memory that a call cannot do without: each input read once, each output written once."""
+
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+class Work(NamedTuple):
+    """What a config's kernel asks of the device, known before it is lowered.
+
+    Attributes:
+        blocks: of the grid; for a persistent kernel the tiles, which one block an SM walks.
+        threads, smem: of a block; smem in bytes.
+        read, written: bytes that a block (a tile) moves from L2 or DRAM, and back.
+        flops: of a block (a tile), on the operand type that the contract's `math` names, padding included.
+        registers: a thread's, an estimate.
+    """
+
+    blocks: int
+    threads: int
+    smem: int
+    read: int
+    written: int
+    flops: int
+    registers: int
+    persistent: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator(ABC):
     """Base of the families.
@@ -70,6 +105,15 @@ class Operator(ABC):
     """Every dim of the family and what it counts."""
     RANGES: ClassVar[tuple[str, ...]]
     """The dims that may be ranges (run-time dims)."""
+    math: ClassVar[str | None] = None
+    """The operand type whose tensor-core rate bounds `flops`; None where arithmetic never does."""
+    deterministic: ClassVar[bool] = True
+    """Whether the same inputs give the same bits at every call."""
+
+    @classmethod
+    def family(cls) -> str:
+        """The family's name in a spec: its module's."""
+        return cls.__module__.rpartition(".")[2]
 
     @classmethod
     def own_fields(cls) -> tuple[str, ...]:
@@ -98,6 +142,11 @@ class Operator(ABC):
     def attrs(self) -> dict[str, Any]:
         """The family's own fields as plain data."""
         return {key: _plain(getattr(self, key)) for key in self.own_fields()}
+
+    def digest(self) -> str:
+        """16 hex digits that name what is computed: records are keyed by it, whatever the operator is called."""
+        what = {"family": self.family(), "abi": self.abi, "dims": self.dims, "attrs": self.attrs()}
+        return canonical.sha256(canonical.dumps(what))[:16]
 
     def extent(self, dim: str) -> Expr:
         """`dim` as an expression: its value where static, its name where a range."""
@@ -132,8 +181,15 @@ class Operator(ABC):
         return iter(())
 
     @abstractmethod
-    def candidates(self) -> list[Config]:
-        """The configs worth building and measuring."""
+    def candidates(self) -> list[tuple[Expr, Config]]:
+        """What tuning chooses from: (guard over dims and sm_count, config), the configs of `dispatch` among them.
+
+        The guard is true where the config is legal and sensible. Of two that the model calls equal the first is taken.
+        """
+
+    @abstractmethod
+    def work(self, config: Config, dims: Dims) -> Work:
+        """What the kernel of `config` does at `dims`."""
 
     @abstractmethod
     def dispatch(self) -> list[tuple[Expr, Config]]:
@@ -149,13 +205,23 @@ class Operator(ABC):
     def check(self, dims: Dims, inputs: Arrays, outputs: Arrays, rng: np.random.Generator) -> list[Check]:
         """Compare a device's outputs with the reference, computed here in float64 or exact integers."""
 
+    def near(self, dims: Dims, inputs: Arrays, outputs: Arrays, rng: np.random.Generator) -> list[Check]:
+        """What another library must fulfil to be computing the same thing: `check`, or something looser."""
+        return self.check(dims, inputs, outputs, rng)
+
     @abstractmethod
     def edge_dims(self) -> list[dict[str, int]]:
         """Values of the range dims at which kernels tend to be wrong."""
 
-    @abstractmethod
-    def bytes_moved(self, dims: Dims) -> int:
-        """The fewest bytes of device memory traffic: each input read once, each output written once."""
+    def traffic(self, dims: Dims) -> Traffic:
+        """The least device memory traffic at `dims`."""
+        full = self.full_dims(dims)
+        read = written = 0
+        for tensor in self.tensors():
+            size = DTYPES[tensor.dtype].bytes * prod(evaluate(extent, full) for extent in tensor.shape)
+            read += size if tensor.role in ("in", "inout") else 0
+            written += size if tensor.role in ("out", "inout") else 0
+        return Traffic(read, written)
 
     @abstractmethod
     def flops(self, dims: Dims) -> int:

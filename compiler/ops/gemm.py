@@ -13,11 +13,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from kgen.compiler.ops import numerics
-from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, edges
-from kgen.runtime.format.expr import Expr
+from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, Work, edges
+from kgen.runtime.format.expr import Expr, fold
 from kgen.runtime.format.manifest import Tensor
 
 Float16 = Literal["bfloat16", "float16"]
+ELEMENT = 2  # bytes
+TILE_M, TILE_K = 128, 64
+STAGING = TILE_M * 64 * ELEMENT  # bytes of shared memory that the result passes through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +83,42 @@ class Gemm(Operator):
             self.tensor("out", "out", self.out.dtype, m, n),
         )
 
-    def candidates(self) -> list[Config]:
+    @property
+    def math(self) -> str:
+        return self.a.dtype
+
+    def candidates(self) -> list[tuple[Expr, Config]]:
         n = self.static("n")
-        widths = [w for w in (256, 192, 128) if w <= max(128, n)]
+        # Walking fewer or more row tiles together differs from 8 only where there are more than that many.
+        rasters = [(8, 1), *((raster, fold(">", self.extent("m"), TILE_M * min(raster, 8))) for raster in (4, 16))]
         return [
-            {"form": "persistent", "tile_m": 128, "tile_n": tile_n, "tile_k": 64, "stages": stages, "raster": raster}
-            for tile_n in widths
-            for stages in (4, 5, 6)
-            for raster in (8, 16)
-            if stages * (128 + tile_n) * 64 * 2 + 16384 <= 227 * 1024
+            (guard, _persistent(tile_n, stages, raster))
+            for tile_n in (256, 192, 128, 64)
+            if tile_n <= 128 or tile_n - n < 64
+            for stages in (_most_stages(tile_n), _most_stages(tile_n) - 1)
+            for raster, guard in rasters
+            if guard != 0
         ]
+
+    def work(self, config: Config, dims: Dims) -> Work:
+        m, n, k = (self.full_dims(dims)[dim] for dim in "mnk")
+        tile_m, tile_n, tile_k = (config[f"tile_{dim}"] for dim in "mnk")
+        high, wide = min(m, tile_m), min(n, tile_n)  # TMA reads and writes nothing outside of the tensors
+        return Work(
+            blocks=-(-m // tile_m) * -(-n // tile_n),
+            threads=384,
+            smem=STAGING + config["stages"] * (tile_m + tile_n) * tile_k * ELEMENT,
+            read=(high + wide) * k * ELEMENT,
+            written=high * wide * ELEMENT,
+            flops=2 * tile_m * tile_n * k,
+            registers=168,  # 65,536 / 384, in units of 8
+            persistent=True,
+        )
 
     def dispatch(self) -> list[tuple[Expr, Config]]:
         n = self.static("n")
         tile_n = min((256, 192, 128), key=lambda w: (-(-n // w) * w, -w))
-        stages = {256: 4, 192: 5, 128: 6}[tile_n]
-        return [
-            (1, {"form": "persistent", "tile_m": 128, "tile_n": tile_n, "tile_k": 64, "stages": stages, "raster": 8})
-        ]
+        return [(1, _persistent(tile_n, _most_stages(tile_n), 8))]
 
     def inputs(self, dims: Dims, rng: np.random.Generator, kind: str) -> Arrays:
         """``normal``: N(0, 1). ``integers``: in -2..2, so that every product is exact and a lost one is seen."""
@@ -115,10 +136,22 @@ class Gemm(Operator):
         least, most = self.dims["m"]
         return [] if least == most else [{"m": m} for m in edges(least, most, 64, 128)]
 
-    def bytes_moved(self, dims: Dims) -> int:
-        m, n, k = (self.full_dims(dims)[dim] for dim in "mnk")
-        return 2 * (m * k + n * k + m * n)
-
     def flops(self, dims: Dims) -> int:
         m, n, k = (self.full_dims(dims)[dim] for dim in "mnk")
         return 2 * m * n * k
+
+
+def _persistent(tile_n: int, stages: int, raster: int) -> Config:
+    return {
+        "form": "persistent",
+        "tile_m": TILE_M,
+        "tile_n": tile_n,
+        "tile_k": TILE_K,
+        "stages": stages,
+        "raster": raster,
+    }
+
+
+def _most_stages(tile_n: int) -> int:
+    """Stages of operands that fit beside the staging of the result."""
+    return (227 * 1024 - STAGING) // ((TILE_M + tile_n) * TILE_K * ELEMENT)

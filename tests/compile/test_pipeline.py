@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -17,8 +18,10 @@ pytest.importorskip("tilelang", reason="the compiler's dependencies are not inst
 
 from kgen.build import workers
 from kgen.build.cli import main
+from kgen.build.records import Records
 from kgen.build.toolchain import Code, Toolchain
 from kgen.compiler.kernel import KernelSource
+from kgen.compiler.ops.quantize import Quantize
 from kgen.runtime import Bundle
 from kgen.runtime.errors import BuildError
 from kgen.runtime.format.manifest import PARAM_KINDS
@@ -236,3 +239,91 @@ def test_a_failing_program_names_its_operator(tmp_path, folder, monkeypatch):
     text = kgen("build", tmp_path / "spec.yaml", "-o", tmp_path / "t.kgen", "--cache", folder / "cache", code=1)
     assert "product {'form': 'persistent', 'tile_m': 64" in text and "two consumer warpgroups" in text
     assert not (tmp_path / "t.kgen").exists()
+
+
+ROWS = """\
+kgen: 1
+bundle: rows
+version: 0.1.0
+targets: [sm_90a]
+ops:
+  - name: rows
+    op: quantize
+    x: {dtype: float16}
+    q: {dtype: int8, scale: channel}
+    dims: {m: 1..700, k: 264}
+  - name: alike
+    op: quantize
+    x: {dtype: float16}
+    q: {dtype: int8, scale: channel}
+    dims: {m: 1..700, k: 264}
+"""
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch) -> Path:
+    """The spec, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.yaml").write_text(ROWS)
+    return tmp_path / "rows.yaml"
+
+
+def test_candidates_are_tuned_and_their_picks_frozen(rows, folder):
+    """A build of candidates, a record as `kgen tune` writes it, and the next build; then the record grows stale."""
+    cache = ("--cache", folder / "cache")
+    out = kgen("build", rows, "--candidates", *cache)
+    assert "dist/rows-0.1.0-candidates.kgen  2 operators, 2 kernels" in out and "did not build" not in out
+    operator = Bundle.open("dist/rows-0.1.0-candidates.kgen").manifest.operators["rows"]
+    ids = {v.config["threads"]: [launch.kernel for launch in v.program.launches] for v in operator.variants}
+    assert list(ids) == [128, 64] and [v.guard for v in operator.variants] == [1, 1]
+
+    contract = Quantize.from_manifest(operator)
+    common = {"kind": "tune", "operator": "rows", "contract": contract.digest(), "sm_count": 132}
+    entries = [
+        {**common, "dims": {"m": 16}, "config": {"form": "row", "threads": 64}, "kernels": ids[64], "until": {"m": 99}},
+        {**common, "dims": {"m": 700}, "config": {"form": "row", "threads": 128}, "kernels": ids[128], "until": {}},
+    ]
+    Records({}).merge("NVIDIA H200", entries).save("records")
+    (result,) = json.loads(kgen("build", rows, *cache, "--check", "--json"))
+    assert result["stale"] == result["dropped"] == []
+    for operator in Bundle.open("dist/rows-0.1.0.kgen").manifest.operators.values():
+        assert [(v.guard, v.config["threads"]) for v in operator.variants] == [(["<=", "m", 99], 64), (1, 128)]
+    untuned = kgen("build", rows, *cache, "--records", "nowhere", "-o", "untuned.kgen")
+    assert "2 operators, 1 kernels" in untuned and "warning" not in untuned
+
+    Records({}).merge("NVIDIA H200", [{**entries[0], "kernels": ["0" * 64]}, entries[1]]).save("records")
+    again = kgen("build", rows, *cache)
+    assert f"sha256:{result['id']}" not in again, "the stale entry is no evidence"
+    for name in ("rows", "alike"):
+        assert f"warning: {name} m=16: tuned on other code; run kgen tune again" in again
+    (result,) = json.loads(kgen("build", rows, *cache, "--json"))
+    assert result["stale"][0] == "rows m=16: tuned on other code; run kgen tune again" and len(result["stale"]) == 2
+
+
+def test_candidates_that_do_not_build_are_dropped(rows, folder, monkeypatch):
+    cache, offered = ("--cache", folder / "cache"), Quantize.candidates
+    monkeypatch.setattr(Quantize, "candidates", lambda self: [*offered(self), (1, {"form": "row", "threads": 65})])
+    out = kgen("build", rows, "--candidates", *cache)
+    assert "2 of 6 candidates did not build:\n  rows {'form': 'row', 'threads': 65}: " in out
+    assert "\n  alike {'form': 'row', 'threads': 65}: " in out and "Traceback" not in out
+    operator = Bundle.open("dist/rows-0.1.0-candidates.kgen").manifest.operators["rows"]
+    assert [v.config["threads"] for v in operator.variants] == [128, 64]
+
+    monkeypatch.setattr(Quantize, "dispatch", lambda self: [(1, {"form": "row", "threads": 65})])
+    text = kgen("build", rows, *cache, "-o", "t.kgen", code=1)
+    assert "rows {'form': 'row', 'threads': 65}: " in text and not Path("t.kgen").exists()
+    holes = [(["<=", "m", 9], {"form": "row", "threads": 64}), ([">", "m", 9], {"form": "row", "threads": 65})]
+    monkeypatch.setattr(Quantize, "candidates", lambda self: holes)
+    text = kgen("build", rows, "--candidates", *cache, "-o", "t.kgen", code=1)
+    assert "rows: no variant covers m=10" in text and "rows {'form': 'row', 'threads': 65}: " in text
+    monkeypatch.setattr(Quantize, "dispatch", lambda self: holes[:1])
+    monkeypatch.setattr(Quantize, "candidates", lambda self: holes[:1])
+    assert "no variant covers m=10" in kgen("build", rows, "--candidates", *cache, "-o", "t.kgen", code=1)
+
+
+def test_the_models_word(folder):
+    text = kgen("explain", folder / "tiny.kgen", "product", "m=500", "--model")
+    assert re.search(r"model: variant 0  rank 1  \d+\.\d µs  bound \w+  waves 1  occupancy 1", text)
+    data = json.loads(kgen("explain", folder / "tiny.kgen", "fixed", "--model", "--json"))
+    assert [item["rank"] for item in data["model"]] == [1] and 0.6 < data["model"][0]["us"] < 9
+    assert "model" not in json.loads(kgen("explain", folder / "tiny.kgen", "fixed", "--json"))

@@ -135,6 +135,14 @@ def test_holes_are_named(guards, words):
         check_coverage("op", DIMS, guards)
 
 
+def test_candidates_may_cover_one_another():
+    check_coverage("op", DIMS, [1, 1, ["<=", "m", 64], [">", "m", 2000]], holes_only=True)
+    with pytest.raises(BuildError, match="no variant covers m=65"):
+        check_coverage("op", DIMS, [["<=", "m", 64], ["<=", "m", 32]], holes_only=True)
+    with pytest.raises(BuildError, match="no variant covers m=1,"):
+        check_coverage("op", DIMS, [], holes_only=True)
+
+
 def test_a_domain_too_large_to_try():
     with pytest.raises(BuildError, match="the domain has"):
         check_coverage("op", {"m": (1, 1 << 12), "n": (1, 1 << 12)}, [["==", ["%", ["+", "m", "n"], 2], 0], 1])
@@ -183,3 +191,43 @@ def test_records(tmp_path):
     before = path.read_bytes()
     Records.load(tmp_path).save(tmp_path)
     assert path.read_bytes() == before
+
+
+def point(m: int, kind: str, value: float, contract: str | None = "c1", **changes) -> dict:
+    made = {"kind": kind, "operator": "op", "dims": {"m": m}, "kernels": ["k"], "value": value} | changes
+    return made | ({"contract": contract} if contract else {})
+
+
+def values(records: Records) -> list[float]:
+    return [entry["value"] for entry in records.devices["NVIDIA H200"]]
+
+
+def test_records_are_keyed_by_contract():
+    """Neither the operator's name nor the kernels tell entries apart; sorted by operator, size and kind."""
+    records = Records({}).merge(
+        "NVIDIA H200",
+        [point(1000, "tune", 5), point(64, "verify", 4), point(64, "bench", 2), point(64, "bench", 3, "c2")],
+    )
+    assert values(records) == [2, 3, 4, 5]
+    assert values(records.merge("NVIDIA H200", [point(64, "bench", 9, kernels=["new"])])) == [9, 3, 4, 5]
+    assert values(records.merge("NVIDIA H200", [point(64, "bench", 9, operator="a")])) == [9, 3, 4, 5]
+    assert values(records.merge("NVIDIA H200", [point(63, "bench", 9)])) == [9, 2, 3, 4, 5]
+
+
+def test_entries_without_a_contract_stay_until_measured_again():
+    old = [point(64, "bench", 1, None), point(64, "bench", 2, None, kernels=["other"]), point(64, "verify", 3, None)]
+    records = Records({}).merge("NVIDIA H200", old)
+    assert values(records) == [1, 2, 3]
+    assert values(records.merge("NVIDIA H200", [point(64, "bench", 9)])) == [9, 3]
+    assert values(records.merge("NVIDIA H200", [point(65, "bench", 9), point(64, "bench", 8, operator="z")])) == [
+        1, 2, 3, 9, 8,
+    ]  # fmt: skip
+
+
+def test_records_of_one_device_in_one_file(tmp_path):
+    records = Records({}).merge("NVIDIA H200", [point(64, "bench", 1)])
+    records.save(tmp_path / "a.json")
+    assert Records.load(tmp_path / "a.json") == Records.load(tmp_path) == records
+    assert not Records.load(tmp_path / "b.json") and not Records.load(tmp_path / "b")
+    with pytest.raises(BuildError, match="entries of B and NVIDIA H200: name a folder"):
+        records.merge("B", [point(64, "bench", 1)]).save(tmp_path / "a.json")

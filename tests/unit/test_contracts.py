@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from kgen.build.coverage import check_coverage
 from kgen.compiler import ops
 from kgen.compiler.ops import gemm, numerics, quantize, scaling
+from kgen.runtime.format.expr import evaluate
 
 
 def make_gemm(major="k", dtype="bfloat16"):
@@ -117,7 +123,84 @@ def test_contracts_survive_the_manifest():
         op = type(contract).__module__.rpartition(".")[2]
         stored = Operator("g", op, 1, contract.dims, contract.attrs(), contract.tensors(), (), {})
         rebuilt = ops.family(op).from_manifest(stored._replace(name=contract.name))
-        assert rebuilt == contract
+        assert rebuilt == contract and rebuilt.digest() == contract.digest()
+
+
+def test_a_digest_is_about_what_is_computed():
+    contract = make_gemm()
+    assert re.fullmatch("[0-9a-f]{16}", contract.digest())
+    assert replace(contract, name="other", workloads={"w": {"m": 5}}).digest() == contract.digest()
+    others = [make_gemm("n"), make_gemm(dtype="float16"), replace(contract, dims={**contract.dims, "m": (1, 301)})]
+    digests = {c.digest() for c in (contract, *others, make_quantize(), make_quantize("float16"), make_quantize(k=38))}
+    assert len(digests) == 7
+
+
+def test_traffic():
+    assert make_gemm().traffic({"m": 3}) == (2 * 128 * (3 + 64), 2 * 3 * 64)
+    traffic = make_quantize("float16", k=37).traffic({"m": 10})
+    assert traffic == (2 * 370, 370 + 40) and traffic.total == 1150
+
+    class InPlace(quantize.Quantize):
+        def tensors(self):
+            return (self.tensor("x", "inout", "float32", "m", 8),)
+
+    contract = InPlace(**{field: getattr(make_quantize(), field) for field in ("name", "dims", "workloads", "x", "q")})
+    assert contract.traffic({"m": 2}) == (64, 64)
+
+
+def check_offers(contract):
+    """Candidates are distinct, include the untuned choice and cover all dims; their work is at least the contract's."""
+    candidates = contract.candidates()
+    configs = [config for _, config in candidates]
+    assert all(config not in configs[:i] for i, config in enumerate(configs))
+    assert all(config in configs for _, config in contract.dispatch())
+    check_coverage(contract.name, contract.dims, [guard for guard, _ in candidates], holes_only=True)
+    assert contract.math in (None, "bfloat16", "float16", "float8_e4m3fn", "int8")
+    for dims in contract.edge_dims() or [{}]:
+        traffic = contract.traffic(dims)
+        for guard, config in candidates:
+            if evaluate(guard, {**contract.full_dims(dims), "sm_count": 132}):
+                work = contract.work(config, dims)
+                assert work.blocks * work.flops >= contract.flops(dims)
+                assert work.blocks * work.read >= traffic.read and work.blocks * work.written >= traffic.written
+                assert 32 <= work.threads <= 1024 and 0 < work.registers <= 255 and work.smem <= 227 * 1024
+
+
+def test_what_the_shipped_specs_offer():
+    pytest.importorskip("pydantic")
+    from kgen.compiler.spec import load
+
+    for path in sorted((Path(__file__).parents[2] / "specs").glob("*.yaml")):
+        for contract in load(path).operators:
+            check_offers(contract)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k", "threads"),
+    [
+        ("float16", 5, [128, 64]),
+        ("float16", 2048, [128, 64, 256]),
+        ("float32", 2048, [128, 64, 256, 512]),
+        ("float16", 4099, [128, 64, 256, 512, 1024]),
+        ("float32", 8192, [128, 256, 512, 1024]),
+        ("float32", 1 << 15, [256, 512, 1024]),
+    ],
+)
+def test_what_quantize_offers(dtype, k, threads):
+    """The untuned choice first; no threads without work, none with more of the row than its registers hold."""
+    contract = make_quantize(dtype, k)
+    assert [config["threads"] for _, config in contract.candidates()] == threads
+    check_offers(contract)
+
+
+@pytest.mark.parametrize("n", [8, 64, 136, 192, 200, 1100, 4096])
+def test_what_gemm_offers(n):
+    contract = replace(make_gemm(), dims={"m": (1, 2000), "n": (n, n), "k": (128, 128)})
+    check_offers(contract)
+    configs = [config for _, config in contract.candidates()]
+    assert all(config["tile_n"] < max(n, 65) + 64 for config in configs)
+    small = [config for guard, config in contract.candidates() if evaluate(guard, {"m": 512})]
+    assert {config["raster"] for config in small} == {8}, "four row tiles: no other order of walking them"
 
 
 @pytest.mark.parametrize(

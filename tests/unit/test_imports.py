@@ -33,7 +33,16 @@ def test_what_importing_the_runtime_loads():
     assert not loaded & {"dataclasses", "inspect", "asyncio", "multiprocessing", "tempfile", "zipfile", "subprocess"}
 
 
-@pytest.mark.parametrize("module", ["kgen.compiler.ops.gemm", "kgen.compiler.ops.quantize", "kgen.build.verify"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kgen.compiler.ops.gemm",
+        "kgen.compiler.ops.quantize",
+        "kgen.compiler.model",
+        "kgen.build.picks",
+        "kgen.build.verify",
+    ],
+)
 def test_contracts_need_no_compiler(module):
     blocked = "import sys\nfor name in ('tilelang', 'torch', 'pydantic', 'ruamel', 'rich'): sys.modules[name] = None\n"
     run(f"{blocked}import {module}")
