@@ -12,7 +12,21 @@ import click
 
 from kgen.runtime import errors
 
-COMMANDS = ("build", "lint", "schema", "ops", "inspect", "explain", "check", "pack", "verify")
+COMMANDS = (
+    "build",
+    "lint",
+    "schema",
+    "ops",
+    "inspect",
+    "explain",
+    "check",
+    "diff",
+    "pack",
+    "tune",
+    "verify",
+    "bench",
+    "report",
+)
 EXIT_CODES = {
     errors.SpecError: 2,
     errors.UnsupportedShape: 2,

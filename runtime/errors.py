@@ -66,6 +66,10 @@ class DriverError(KgenError):
         super().__init__(f"{function} failed with {name} ({code})" + (f": {hint}" if hint else ""))
 
 
+class WrongResult(KgenError):
+    """A kernel computed something else than its contract says."""
+
+
 class UnsupportedShape(KgenError):
     """No variant of the operator covers these dims."""
 

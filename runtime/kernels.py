@@ -9,7 +9,7 @@ from kgen.runtime.bind import Call, bind
 from kgen.runtime.drivers import Attribute, Driver
 from kgen.runtime.errors import ArgumentError, UnsupportedShape
 from kgen.runtime.format.manifest import Kernel, Operator
-from kgen.runtime.plan import Selection, select
+from kgen.runtime.plan import Selection, select, select_each
 from kgen.runtime.tensors import TensorRef, tensor_ref
 
 if TYPE_CHECKING:
@@ -127,6 +127,11 @@ class LoadedOperator:
             UnsupportedShape: a dim is missing or outside its declared range.
         """
         return Plan(self._kernels, select(self.operator, self._kernels.target, self._kernels.sm_count, dims))
+
+    def plans(self, **dims: int) -> list[Plan]:
+        """A plan for every variant that covers `dims`, not only the first: what tuning races. Raises as `plan` does."""
+        each = select_each(self.operator, self._kernels.target, self._kernels.sm_count, dims)
+        return [Plan(self._kernels, selection) for selection in each]
 
     def __call__(self, *, stream: Any, workspace: Any = None, **tensors: Any) -> None:
         """Plan, bind and launch in one go, through a small cache of bound calls keyed by addresses and shapes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kgen.runtime.errors import UnsupportedShape
@@ -50,15 +50,28 @@ def select(operator: Operator, target: str, sm_count: int, dims: Mapping[str, in
     Raises:
         UnsupportedShape: a dim is missing, unknown, no integer or outside its declared range, or no variant covers it.
     """
-    symbols = _complete(operator, dims)
-    symbols["sm_count"] = sm_count
+    symbols = {**_complete(operator, dims), "sm_count": sm_count}
+    index = next(applicable(operator, target, symbols), None)
+    if index is None:
+        raise UnsupportedShape(
+            f"{operator.name}: no variant for {target} covers {_show(dims)}; guards: "
+            + "; ".join(show(variant.guard) for variant in operator.variants if variant.target == target)
+        )
+    return Selection(operator, target, symbols, index, operator.variants[index])
+
+
+def select_each(operator: Operator, target: str, sm_count: int, dims: Mapping[str, int]) -> Iterator[Selection]:
+    """Every variant for `target` whose guard is true: what tuning chooses from. Raises as `select` does."""
+    symbols = {**_complete(operator, dims), "sm_count": sm_count}
+    for index in applicable(operator, target, symbols):
+        yield Selection(operator, target, symbols, index, operator.variants[index])
+
+
+def applicable(operator: Operator, target: str, symbols: Mapping[str, int]) -> Iterator[int]:
+    """Indices of the variants for `target` whose guards are true at `symbols`, in order."""
     for index, variant in enumerate(operator.variants):
         if variant.target == target and evaluate(variant.guard, symbols):
-            return Selection(operator, target, symbols, index, variant)
-    raise UnsupportedShape(
-        f"{operator.name}: no variant for {target} covers {_show(dims)}; guards: "
-        + "; ".join(show(variant.guard) for variant in operator.variants if variant.target == target)
-    )
+            yield index
 
 
 def _complete(operator: Operator, dims: Mapping[str, int]) -> dict[str, int]:
