@@ -240,6 +240,7 @@ def _assemble(spec: Spec, plan: list[Planned], cache: Cache, records: Records) -
             cluster=source.cluster,
             dynamic_smem=source.dynamic_smem,
             pdl=source.pdl,
+            cooperative=source.cooperative,
             target=target,
             cubin=blob(code.cubin, "cubin"),
             ptx=blob(code.ptx, "ptx"),

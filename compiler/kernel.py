@@ -19,6 +19,7 @@ class KernelSource:
         block, cluster: threads a block; blocks a cluster.
         dynamic_smem: bytes of dynamic shared memory.
         pdl: waits for the launch before it (programmatic dependent launch).
+        cooperative: its blocks wait for each other, so all must be on the device at once.
         tolerates: what ptxas may complain of, by its code.
     """
 
@@ -29,6 +30,7 @@ class KernelSource:
     cluster: tuple[int, int, int]
     dynamic_smem: int
     pdl: bool
+    cooperative: bool = False
     tolerates: tuple[str, ...] = ()
 
     def id(self, toolchain: str) -> str:

@@ -102,6 +102,7 @@ def _launch(
         cluster=tuple(int(size) for size in attrs["cluster_dims"]) if "cluster_dims" in attrs else (1, 1, 1),
         dynamic_smem=int(attrs["dyn_shared_memory_buf"]) if "dyn_shared_memory_buf" in attrs else 0,
         pdl="has_cuda_pdl_sync" in attrs,
+        cooperative=step.cooperative,
         tolerates=tuple(sorted(step.tolerates)),
     )
     grid = tuple(expression(extent.get(f"blockIdx.{axis}", 1), step.rename) for axis in axes)

@@ -15,6 +15,7 @@ class Launch:
 
     Its parameters are matched by name: a tensor of the operator, a part of the workspace, a dim, or ``sm_count``;
     `rename` maps the function's names to those where they differ. `pass_config` is tilelang's.
+    `cooperative`: its blocks wait for each other, so all of them must be on the device at once.
     `tolerates` maps what ptxas complains of (``"spills"``, ``"C7510"``) to the reason why the kernel is kept anyhow.
     """
 
@@ -22,6 +23,7 @@ class Launch:
     name: str
     rename: Mapping[str, str] = field(default_factory=dict)
     pass_config: Mapping[str, Any] = field(default_factory=dict)
+    cooperative: bool = False
     tolerates: Mapping[str, str] = field(default_factory=dict)
 
 

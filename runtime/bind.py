@@ -174,7 +174,15 @@ def _prepare_step(
 
     def prepare(stream: int) -> Callable[[], None]:
         return driver.launcher(
-            function, grid, kernel.block, kernel.cluster, kernel.dynamic_smem, kernel.pdl, params.address, stream
+            function,
+            grid,
+            kernel.block,
+            kernel.cluster,
+            kernel.dynamic_smem,
+            kernel.pdl,
+            params.address,
+            stream,
+            kernel.cooperative,
         )
 
     return prepare

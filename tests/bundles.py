@@ -26,6 +26,7 @@ def kernel(name: str, params: tuple[str, ...], cubin: str, ptx: str, **changes: 
         "stack": 0,
         "spills": 0,
         "pdl": False,
+        "cooperative": False,
         "target": "sm_90a",
         "cubin": cubin,
         "ptx": ptx,
@@ -45,7 +46,7 @@ def manifest_and_files() -> tuple[m.Manifest, dict[str, bytes]]:
     blobs = {(sha := canonical.sha256(data)): m.Blob(sha, kind, len(data)) for data, kind in contents}
     code = tuple(blobs)
     small = kernel("scale_small", ("pointer", "pointer", "pointer", "pointer", "int32", "int32"), *code)
-    large = kernel("scale_large", small.params, *code, dynamic_smem=100_000, pdl=True)
+    large = kernel("scale_large", small.params, *code, dynamic_smem=100_000, pdl=True, cooperative=True)
     product = kernel("product", ("tensor_map", "pointer", "int64"), *code, cluster=(2, 1, 1))
 
     def scale(k: m.Kernel, rows: int) -> m.Program:

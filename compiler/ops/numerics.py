@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from kgen.compiler.ops.contract import Check, Dims
@@ -38,7 +42,7 @@ def random(rng: np.random.Generator, kind: str, shape: tuple[int, ...], dtype: s
 
     normal: N(0, 1). integers: in -2..2. heavy: Student t with 2 degrees of freedom. subnormal: near the smallest
     normal of float32 (or of the dtype). ties: multiples of half a step below an exact power of two, so that quotients
-    land on .5. zeros: some rows all zero, signed. special: normal with infinities and NaN strewn in.
+    land on .5. zeros: some rows all zero, signed. infinities, special: normal with infinities (and NaN) strewn in.
     """
     target = numpy_dtype(dtype)
     if kind == "zeros":
@@ -56,10 +60,10 @@ def random(rng: np.random.Generator, kind: str, shape: tuple[int, ...], dtype: s
         x /= np.sqrt(rng.chisquare(2, shape).astype(np.float32) / 2)
     elif kind == "subnormal":
         x *= np.float32(6e-8 if dtype == "float16" else 1e-38)
-    elif kind == "special":
-        flat = x.reshape(-1)
+    elif kind in ("infinities", "special"):
+        flat, strewn = x.reshape(-1), [np.inf, -np.inf, np.nan]
         at = rng.integers(0, flat.size, max(3, flat.size // 5000))
-        flat[at] = rng.choice(np.array([np.inf, -np.inf, np.nan], np.float32), at.size)
+        flat[at] = rng.choice(np.array(strewn[: 2 if kind == "infinities" else 3], np.float32), at.size)
     elif kind != "normal":
         raise ValueError(f"unknown kind of input {kind!r}")
     with np.errstate(over="ignore"):
@@ -72,6 +76,45 @@ def check_equal(output: str, got: np.ndarray, expected: np.ndarray) -> Check:
     wrong = int(same.size - np.count_nonzero(same))
     worst = tuple(int(i) for i in np.unravel_index(np.argmin(same), same.shape)) if wrong else ()
     return Check(output, "elements that differ", wrong, 0, worst, *_pair(got, expected, worst))
+
+
+def by_rows(function: Callable[[slice], tuple[np.ndarray, ...]], rows: int, step: int = 1) -> list[np.ndarray]:
+    """`function` over slices of `rows` rows in threads, its results concatenated; slices are multiples of `step`."""
+    workers = os.cpu_count() or 1
+    size = max(step, -(-rows // (4 * workers * step)) * step)
+    slices = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    with ThreadPoolExecutor(workers) as pool:
+        return [np.concatenate(parts) for parts in zip(*pool.map(function, slices), strict=True)]
+
+
+def check_close(output: str, got: np.ndarray, expected: np.ndarray, limit: float) -> Check:
+    """Every element within `limit` of the expected one, relatively; equal infinities and NaN are close."""
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(all="ignore"):
+        off = np.abs(got - expected) / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
+    off[(got == expected) | ((got != got) & (expected != expected))] = 0
+    at = tuple(int(i) for i in np.unravel_index(np.argmax(np.where(np.isnan(off), np.inf, off)), off.shape))
+    return Check(output, "relative error", float(off[at]), limit, at, float(got[at]), float(expected[at]))
+
+
+def check_codes(output: str, got: np.ndarray, expected: np.ndarray, limit: float = 1.0) -> list[Check]:
+    """Codes (int8 or e4m3) are the expected ones or next to them, and at most the share `limit` is not equal."""
+    steps = []
+    for codes in (got, expected):
+        bits = codes.view(np.uint8).astype(np.int16)
+        if codes.dtype == np.int8:
+            bits = codes.astype(np.int16)
+        else:  # the largest number has 126, and NaN has 127 and a sign
+            bits = np.where((bits & 0x7F) == 0x7F, 1000, np.where(bits & 0x80, -(bits & 0x7F), bits))
+        steps.append(bits)
+    apart = np.abs(steps[0] - steps[1])
+    far, share = int((apart > 1).sum()), float((apart > 0).mean())
+    worst = tuple(int(i) for i in np.unravel_index(np.argmax(apart), apart.shape)) if apart.any() else ()
+    pair = _pair(got, expected, worst)
+    return [
+        Check(output, "codes further off than a neighbour", far, 0, worst, *pair),
+        Check(output, "share of codes that differ", share, limit, worst, *pair),
+    ]
 
 
 def check_product(

@@ -8,9 +8,12 @@ one for each r × c tile. Groups and blocks at the edges are shorter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from kgen.compiler.ops.contract import STRICT
+from kgen.runtime.format.dtypes import DTYPES
 from kgen.runtime.format.expr import Expr, fold
 from kgen.runtime.format.manifest import Tensor
 
@@ -22,7 +25,8 @@ Major = Literal["row", "column"]
 class Group:
     """One scale for each `group` columns of a row: ``[rows, ceildiv(columns, group)]``.
 
-    `major` is the order in memory: ``row``, or ``column`` (a column of scales is contiguous, as TMA wants it).
+    `major` is the order in memory: ``row``, or ``column`` (a column of scales is contiguous and starts at a multiple of
+    16 bytes, as TMA wants it).
     """
 
     group: int
@@ -54,5 +58,64 @@ def scale_tensor(name: str, role: str, scale: Scale, rows: Expr, columns: Expr) 
         return Tensor(name, role, dtype, (rows,), (1,), align)
     high, wide = (1, scale.group) if isinstance(scale, Group) else scale.block
     shape = (fold("ceildiv", rows, high), fold("ceildiv", columns, wide))
-    strides = (shape[1], 1) if major == "row" else (1, shape[0])
+    strides = (shape[1], 1) if major == "row" else (1, fold("align", shape[0], column_unit(dtype)))
     return Tensor(name, role, dtype, shape, strides, align)
+
+
+class ScaleStorage(NamedTuple):
+    """Where the scale of (row, group) lies in memory.
+
+    Attributes:
+        dtype: of a scale.
+        groups: a row has.
+        column_major: whether the scales of a column of groups are contiguous.
+    """
+
+    dtype: str
+    groups: int
+    column_major: bool
+
+    @property
+    def kernel_dtype(self) -> str:
+        """What a kernel writes: a power of two's exponent as a byte."""
+        return "uint8" if self.dtype == "float8_e8m0fnu" else self.dtype
+
+    @classmethod
+    def of(cls, scale: Scale, groups: int) -> ScaleStorage:
+        if isinstance(scale, str):
+            return cls("float32", groups, False)
+        return cls(scale.dtype, groups, scale.major == "column")
+
+    def at(self, row: Any, group: Any, rows: Any) -> Any:
+        """The element's index; works on integers and on a kernel's expressions."""
+        if self.column_major:
+            return group * (-(-rows // column_unit(self.dtype)) * column_unit(self.dtype)) + row
+        return row * self.groups + group
+
+
+def column_unit(dtype: ScaleDtype) -> int:
+    """Columns of scales start at multiples of so many elements: of 16 bytes, as TMA wants it."""
+    return 16 // DTYPES[dtype].bytes
+
+
+def group_amax(x: np.ndarray, scale: Scale) -> np.ndarray:
+    """The largest magnitude of each group of x ``[rows, columns]``, in the shape of its scales; NaN where one is."""
+    if scale == "tensor":
+        return np.max(np.abs(x)).reshape(1)
+    if scale == "channel":
+        return np.max(np.abs(x), axis=1)
+    high, wide = (1, scale.group) if isinstance(scale, Group) else scale.block
+    rows, columns = -(-x.shape[0] // high), -(-x.shape[1] // wide)
+    padded = np.zeros((rows * high, columns * wide), np.float32)
+    padded[: x.shape[0], : x.shape[1]] = np.abs(x)
+    return padded.reshape(rows, high, columns, wide).max(axis=(1, 3))
+
+
+def expand(scales: np.ndarray, scale: Scale, shape: tuple[int, int]) -> np.ndarray:
+    """Scales as a matrix that goes with elements of a matrix of that shape."""
+    if scale == "tensor":
+        return scales.reshape(1, 1)
+    if scale == "channel":
+        return scales[:, None]
+    high, wide = (1, scale.group) if isinstance(scale, Group) else scale.block
+    return np.repeat(np.repeat(scales, high, axis=0), wide, axis=1)[: shape[0], : shape[1]]

@@ -14,6 +14,7 @@ Dim3 = tuple[int, int, int]
 
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 POINTER_MEMORY_TYPE, POINTER_DEVICE_ORDINAL = 2, 9  # CU_POINTER_ATTRIBUTE_…
@@ -64,11 +65,22 @@ class Driver:
         raise NotImplementedError
 
     def _launcher(
-        self, function: int, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, params: int, stream: int
+        self,
+        function: int,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        smem: int,
+        pdl: bool,
+        cooperative: bool,
+        params: int,
+        stream: int,
     ) -> Callable[[], None]:
         raise NotImplementedError
 
-    def _config(self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, stream: int) -> Any:
+    def _config(
+        self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, cooperative: bool, stream: int
+    ) -> Any:
         """A CUlaunchConfig that owns what it points to."""
         raise NotImplementedError
 
@@ -181,7 +193,7 @@ class Driver:
 
     def max_active_clusters(self, function: int, grid: Dim3, block: Dim3, cluster: Dim3, smem: int) -> int:
         """How many clusters of such a launch can be on the device at once."""
-        config = self._config(tuple(grid), tuple(block), tuple(cluster), smem, False, 0)
+        config = self._config(tuple(grid), tuple(block), tuple(cluster), smem, False, False, 0)
         return int(self._call("cuOccupancyMaxActiveClusters", function, config))
 
     # Launches.
@@ -246,6 +258,7 @@ class Driver:
         pdl: bool,
         params_address: int,
         stream: int,
+        cooperative: bool = False,
     ) -> Callable[[], None]:
         """A launch with everything prepared: call it, from any thread, as often as you like.
 
@@ -259,6 +272,7 @@ class Driver:
             params_address: of an array of pointers, one to each parameter. The caller keeps both alive; the
                 parameters are read anew at each launch.
             stream: a CUstream.
+            cooperative: all blocks are on the device at once, or the launch is refused.
 
         Raises:
             ArgumentError: a size does not fit 32 bits.
@@ -267,7 +281,7 @@ class Driver:
         if not all(0 <= value < 1 << 32 for value in (*grid, *block, *cluster, smem)):
             raise ArgumentError(f"launch sizes must fit 32 bits: {grid=}, {block=}, {cluster=}, {smem=}")
         dims = tuple(grid), tuple(block), tuple(cluster)
-        return self._launcher(function, *dims, smem, pdl, params_address, stream)
+        return self._launcher(function, *dims, smem, pdl, cooperative, params_address, stream)
 
     def memset_launcher(self, address: int, byte: int, count: int, stream: int) -> Callable[[], None]:
         """Like `launcher`: fills `count` bytes at `address` with `byte` (0..255) in stream order."""

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from kgen.runtime.drivers.common import CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION, Dim3, Driver
+from kgen.runtime.drivers.common import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    Dim3,
+    Driver,
+)
 from kgen.runtime.errors import DriverNotFound, DriverTooOld
 
 
@@ -149,21 +155,34 @@ class CtypesDriver(Driver):
             words(*element_strides), interleave, swizzle, l2_promotion, oob_fill,
         )[0]  # fmt: skip
 
-    def _config(self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, stream: int) -> LaunchConfig:
+    def _config(
+        self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, cooperative: bool, stream: int
+    ) -> LaunchConfig:
         attributes = []
         if cluster != (1, 1, 1):
             attributes.append(LaunchAttribute(CLUSTER_DIMENSION, 0, cluster))
         if pdl:
             attributes.append(LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,)))
+        if cooperative:
+            attributes.append(LaunchAttribute(COOPERATIVE, 0, (1,)))
         array = (LaunchAttribute * len(attributes))(*attributes)
         return LaunchConfig(grid, block, smem, stream, array, len(attributes))
 
     def _launcher(
-        self, function: int, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, params: int, stream: int
+        self,
+        function: int,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        smem: int,
+        pdl: bool,
+        cooperative: bool,
+        params: int,
+        stream: int,
     ) -> Callable[[], None]:
         # Arguments converted once, and no argtypes to check them against at every launch.
         call, error = self._symbol("cuLaunchKernelEx"), self._error
-        config = byref(self._config(grid, block, cluster, smem, pdl, stream))
+        config = byref(self._config(grid, block, cluster, smem, pdl, cooperative, stream))
         handle, pointers = c_void_p(function), c_void_p(params)
 
         def launch() -> None:

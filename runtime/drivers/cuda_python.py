@@ -8,6 +8,7 @@ from typing import Any
 
 from kgen.runtime.drivers.common import (
     CLUSTER_DIMENSION,
+    COOPERATIVE,
     INVALID_VALUE,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     Dim3,
@@ -100,7 +101,9 @@ class CudaPythonDriver(Driver):
             words(*element_strides), interleave, swizzle, l2_promotion, oob_fill,
         )  # fmt: skip
 
-    def _config(self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, stream: int) -> cuda.CUlaunchConfig:
+    def _config(
+        self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, cooperative: bool, stream: int
+    ) -> cuda.CUlaunchConfig:
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
@@ -117,15 +120,29 @@ class CudaPythonDriver(Driver):
             attribute.id = cuda.CUlaunchAttributeID(PROGRAMMATIC_STREAM_SERIALIZATION)
             attribute.value.programmaticStreamSerializationAllowed = 1
             attributes.append(attribute)
+        if cooperative:
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID(COOPERATIVE)
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def _launcher(
-        self, function: int, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, params: int, stream: int
+        self,
+        function: int,
+        grid: Dim3,
+        block: Dim3,
+        cluster: Dim3,
+        smem: int,
+        pdl: bool,
+        cooperative: bool,
+        params: int,
+        stream: int,
     ) -> Callable[[], None]:
         # With an int for the parameters, cuda-python packs nothing: it passes the address on.
         call, error = cuda.cuLaunchKernelEx, self._error
-        config = self._config(grid, block, cluster, smem, pdl, stream)
+        config = self._config(grid, block, cluster, smem, pdl, cooperative, stream)
         handle = cuda.CUfunction(function)
 
         def launch() -> None:

@@ -36,6 +36,7 @@ class Kernel(NamedTuple):
         dynamic_smem, static_smem: bytes of shared memory a block.
         registers, stack, spills: a thread's registers; bytes of local memory; bytes of spill stores and loads.
         pdl: launched with programmatic stream serialization.
+        cooperative: launched so that all its blocks are on the device at once.
         cubin, ptx: sha256 of the code.
     """
 
@@ -50,6 +51,7 @@ class Kernel(NamedTuple):
     stack: int
     spills: int
     pdl: bool
+    cooperative: bool
     target: str
     cubin: str
     ptx: str

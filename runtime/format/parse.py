@@ -196,7 +196,7 @@ def _evidence(at: _At) -> Evidence:
 def _kernel(id: str, at: _At, blobs: dict[str, Blob]) -> Kernel:
     f = at.fields(
         "entry", "params", "block", "cluster", "dynamic_smem", "static_smem",
-        "registers", "stack", "spills", "pdl", "target", "cubin", "ptx",
+        "registers", "stack", "spills", "pdl", "cooperative", "target", "cubin", "ptx",
     )  # fmt: skip
 
     def code(kind: str) -> str:
@@ -217,6 +217,7 @@ def _kernel(id: str, at: _At, blobs: dict[str, Blob]) -> Kernel:
         stack=f["stack"].integer(0, 1 << 20),
         spills=f["spills"].integer(0, 1 << 20),
         pdl=f["pdl"].boolean(),
+        cooperative=f["cooperative"].boolean(),
         target=_target(f["target"]),
         cubin=code("cubin"),
         ptx=code("ptx"),

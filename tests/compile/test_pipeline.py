@@ -189,6 +189,7 @@ def source(body: str, **changes) -> KernelSource:
         "cluster": (1, 1, 1),
         "dynamic_smem": 0,
         "pdl": False,
+        "cooperative": False,
     }
     return KernelSource(**fields | changes)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kgen.build.peers import Peer
 from kgen.compiler.ops.contract import Operator
+from kgen.compiler.ops.dequantize import Dequantize
 from kgen.compiler.ops.quantize import Quantize
 from kgen.compiler.ops.scaling import Block, Group, Scale
 
@@ -17,26 +18,39 @@ LIMITS = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
 def peers(op: Operator, dims: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
-    """The compiled `quantize`."""
-    if not isinstance(op, Quantize) or op.q.dtype not in LIMITS:
-        return
-    if [t.name for t in op.tensors() if t.role == "in"] != ["x"] or tensors["scale"].dtype != tensors[
-        "x"
-    ].float().dtype:
-        return
+    """The compiled `quantize` or `dequantize`."""
+    if isinstance(op, Quantize) and op.q.dtype in LIMITS and not (op.q.given or op.before or op.power_of_two):
+        yield compiled_quantize(op, tensors)
+    if isinstance(op, Dequantize) and op.q.dtype in LIMITS:
+        yield compiled_dequantize(op, tensors)
+
+
+def compiled_quantize(op: Quantize, tensors: Mapping[str, torch.Tensor]) -> Peer:
     import torch
 
-    x, dtype, shape = tensors["x"], tensors["q"].dtype, tensors["scale"].shape
-    tile = tile_of(op.q.scale, *x.shape)
+    x, smooth, dtype, shape = tensors["x"], tensors.get("smooth"), tensors["q"].dtype, tensors["scale"].shape
+    tile, floor = tile_of(op.q.scale, *x.shape), float(op.q.amax_floor)
     torch.compiler.reset()  # shapes add up to dynamo's recompile limit otherwise
     compiled = torch.compile(quantize, fullgraph=True, dynamic=False)
 
     def outputs() -> dict[str, torch.Tensor]:
-        q, scale = compiled(x, tile, dtype)
+        q, scale = compiled(x, smooth, tile, dtype, floor)
         return {"q": q, "scale": scale.view(shape)}
 
     note = "inductor divides approximately: neighbouring codes near ties"
-    yield Peer("torch-compile", lambda: compiled(x, tile, dtype), outputs, note)
+    return Peer("torch-compile", lambda: compiled(x, smooth, tile, dtype, floor), outputs, note)
+
+
+def compiled_dequantize(op: Dequantize, tensors: Mapping[str, torch.Tensor]) -> Peer:
+    import torch
+
+    q, scale, dtype = tensors["q"], tensors["scale"], tensors["x"].dtype
+    tile = tile_of(op.q.scale, *q.shape)
+    torch.compiler.reset()
+    compiled = torch.compile(dequantize, fullgraph=True, dynamic=False)
+    return Peer(
+        "torch-compile", lambda: compiled(q, scale, tile, dtype), lambda: {"x": compiled(q, scale, tile, dtype)}
+    )
 
 
 def tile_of(scale: Scale, rows: int, columns: int) -> tuple[int, int]:
@@ -52,20 +66,40 @@ def tile_of(scale: Scale, rows: int, columns: int) -> tuple[int, int]:
             return rows, columns
 
 
-def quantize(x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(
+    x: torch.Tensor, smooth: torch.Tensor | None, tile: tuple[int, int], dtype: torch.dtype, floor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of x ``[rows, columns]``, and a scale for each tile."""
     import torch
 
     (rows, columns), (high, wide) = x.shape, tile
     down, across = -(-rows // high), -(-columns // wide)
-    padded = torch.nn.functional.pad(x.float(), (0, across * wide - columns, 0, down * high - rows))
-    tiles = padded.view(down, high, across, wide)
+    y = x.float() if smooth is None else x.float() / smooth
+    if (down * high, across * wide) != (rows, columns):
+        y = torch.nn.functional.pad(y, (0, across * wide - columns, 0, down * high - rows))
+    tiles = y.view(down, high, across, wide)
     amax = tiles.abs().amax((1, 3), keepdim=True)
     limit = LIMITS[str(dtype).removeprefix("torch.")]
     # By a tensor: on a GPU torch divides by a number through its reciprocal, which is not the quotient.
-    scale = torch.where(amax > 0, amax / torch.full_like(amax, limit), 1.0)
+    scale = amax.clamp(min=floor) / torch.full_like(amax, limit)
+    if not floor:
+        scale = torch.where(amax > 0, scale, 1.0)
     codes = tiles / scale
     if not dtype.is_floating_point:
         codes = codes.round().nan_to_num(nan=0.0)
-    codes = codes.clamp(-limit, limit).view(padded.shape)[:rows, :columns]
+    codes = codes.clamp(-limit, limit).view(down * high, across * wide)[:rows, :columns]
     return codes.to(dtype), scale.view(down, across)
+
+
+def dequantize(q: torch.Tensor, scale: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """x ``[rows, columns]`` of codes and the scale of each tile."""
+    (rows, columns), (high, wide) = q.shape, tile
+    if high == rows and wide == columns:
+        return (q.float() * scale).to(dtype)
+    if wide == columns and high == 1:
+        return (q.float() * scale.view(-1, 1)).to(dtype)
+    if columns % wide == 0 and rows % high == 0:
+        tiles = q.float().view(rows // high, high, columns // wide, wide)
+        return (tiles * scale.view(rows // high, 1, columns // wide, 1)).view(rows, columns).to(dtype)
+    each = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+    return (q.float() * each).to(dtype)

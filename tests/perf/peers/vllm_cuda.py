@@ -11,18 +11,36 @@ from kgen.build.peers import Peer
 from kgen.compiler.ops.contract import Operator
 from kgen.compiler.ops.gemm import Gemm
 from kgen.compiler.ops.quantize import Quantize
+from kgen.compiler.ops.scaling import Block
 
 if TYPE_CHECKING:
     import torch
 
 
 def peers(op: Operator, dims: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
-    """Quantization by row to int8, and one small product."""
-    inputs = [t.name for t in op.tensors() if t.role == "in"]
-    if isinstance(op, Quantize) and (op.q.dtype, op.q.scale, inputs) == ("int8", "channel", ["x"]):
-        yield int8_by_row(operators(), tensors)
+    """Quantizations of activations, and one small product."""
+    if isinstance(op, Quantize):
+        yield from quantizations(op, tensors)
     elif isinstance(op, Gemm) and (op.a.dtype, op.b.major) == ("bfloat16", "k") and is_fused_a(**dims):
         yield fused_a(operators(), tensors)
+
+
+def quantizations(op: Quantize, tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
+    inputs = [t.name for t in op.tensors() if t.role == "in"]
+    wide = op.group
+    if (op.q.dtype, op.q.scale, inputs) == ("int8", "channel", ["x"]):
+        yield int8_by_row(operators(), tensors)
+    elif (op.q.dtype, op.q.scale, inputs) == ("int8", "channel", ["x", "smooth"]):
+        yield int8_smooth(operators(), tensors)
+    elif (op.q.dtype, op.q.scale, inputs) == ("int8", "tensor", ["x"]):
+        yield int8_tensor(operators(), tensors)
+    elif inputs == ["x"] and not isinstance(op.q.scale, Block) and not op.power_of_two and op.static("k") % wide == 0:
+        if op.q.dtype == "int8":
+            yield int8_groups(operators(), tensors, wide)
+        elif op.q.dtype == "float8_e4m3fn":
+            yield fp8_groups(operators(), tensors, wide, float(op.q.amax_floor))
+            if op.q.scale == "channel":
+                yield fp8_by_row(operators(), tensors)
 
 
 def operators() -> Any:
@@ -44,6 +62,75 @@ def int8_by_row(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
         lambda: ops.dynamic_scaled_int8_quant(q, x, scale.view(-1, 1), None),
         lambda: {"q": q, "scale": scale},
         note,
+    )
+
+
+def int8_smooth(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
+    """A division in torch, then by row."""
+    import torch
+
+    x, smooth, q, scale = tensors["x"], tensors["smooth"], tensors["q"], tensors["scale"]
+    q, scale, y = q.new_empty(q.shape), scale.new_empty(scale.shape), torch.empty_like(x, dtype=torch.float32)
+
+    def call() -> None:
+        torch.div(x, smooth, out=y)
+        ops.dynamic_scaled_int8_quant(q, y, scale.view(-1, 1), None)
+
+    return Peer("vllm-cuda", call, lambda: {"q": q, "scale": scale}, "multiplies by 127/amax")
+
+
+def int8_tensor(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
+    """vLLM measures no scale of a tensor: torch does, then its kernel for a given scale."""
+    import torch
+
+    x, q = tensors["x"], tensors["q"].new_empty(tensors["q"].shape)
+    scale = tensors["scale"].new_empty((1,))
+
+    def call() -> None:
+        low, high = torch.aminmax(x)
+        amax = torch.maximum(-low, high).float()
+        torch.where(amax > 0, amax / 127, 1.0, out=scale[0])
+        ops.static_scaled_int8_quant(q, x, scale, None)
+
+    return Peer("vllm-cuda", call, lambda: {"q": q, "scale": scale}, "multiplies by 1/scale; amax and scale by torch")
+
+
+def int8_groups(ops: Any, tensors: Mapping[str, torch.Tensor], wide: int) -> Peer:
+    """A scale for each `wide` columns of a row."""
+    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
+    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    note = "truncates instead of rounding; amax is at least 1e-10"
+    return Peer(
+        "vllm-cuda",
+        lambda: ops.per_token_group_quant_int8(x, q, scale, wide, 1e-10, -127.0, 127.0),
+        lambda: {"q": q, "scale": scale},
+        note,
+    )
+
+
+def fp8_groups(ops: Any, tensors: Mapping[str, torch.Tensor], wide: int, floor: float) -> Peer:
+    """A scale for each `wide` columns of a row, as its block-scaled fp8 layers quantize activations."""
+    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
+    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    return Peer(
+        "vllm-cuda",
+        lambda: ops.per_token_group_fp8_quant(
+            x, q, scale.view(x.shape[0], -1), wide, floor or 1e-10, -448.0, 448.0, False, False, False
+        ),
+        lambda: {"q": q, "scale": scale},
+        "multiplies by 448/amax",
+    )
+
+
+def fp8_by_row(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
+    """A scale a row, as its W8A8 layers quantize activations."""
+    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
+    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    return Peer(
+        "vllm-fp8-row",
+        lambda: ops.dynamic_per_token_scaled_fp8_quant(q, x, scale.view(-1, 1), None),
+        lambda: {"q": q, "scale": scale},
+        "its scales have another floor",
     )
 
 

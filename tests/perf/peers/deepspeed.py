@@ -1,0 +1,71 @@
+"""DeepSpeed's asymmetric int4 quantizer, compiled from its source by the machine's nvcc."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from _fetched import fetched
+
+from kgen.build.peers import Peer, Unavailable
+from kgen.compiler.ops.contract import Operator
+from kgen.compiler.ops.quantize import Quantize
+
+if TYPE_CHECKING:
+    import torch
+
+ENTRY = """
+extern "C" void quantize(int8_t* q, float* params, const __half* x, int groups, int wide, cudaStream_t stream) {
+    launch_quant(q, params, x, groups, wide, 4, quantize::Type::Asymmetric, stream);
+}
+"""
+
+
+def peers(op: Operator, dims: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
+    """int4 quantization of float16."""
+    if not isinstance(op, Quantize) or (op.q.dtype, op.x.dtype, op.smooth, op.before) != (
+        "int4",
+        "float16",
+        None,
+        None,
+    ):
+        return
+    import torch
+
+    library, x = build(), tensors["x"]
+    q, scale = torch.empty_like(tensors["q"]), torch.empty_like(tensors["scale"])
+    groups = x.numel() // op.group
+
+    def call() -> None:
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (q, scale, x)]
+        library.quantize(*pointers, groups, op.group, stream)
+
+    yield Peer("deepspeed", call, lambda: {"q": q, "scale": scale}, "takes hi and lo from half-precision arithmetic")
+
+
+@cache
+def build() -> ctypes.CDLL:
+    """Its ``quantize.cu`` as a library.
+
+    Raises:
+        Unavailable: nvcc is missing or fails.
+    """
+    source = fetched("deepspeed-0.19.8/csrc/quantization/quantize.cu")
+    folder = Path(tempfile.mkdtemp(prefix="kgen-deepspeed-"))
+    (folder / "entry.cu").write_text(f'#include "{source}"\n{ENTRY}')
+    nvcc = Path("/usr/local/cuda/bin/nvcc")
+    flags = ["-O3", "-std=c++17", "--use_fast_math", "-arch=sm_90a", "-shared", "-Xcompiler", "-fPIC"]
+    flags += ["-DBF16_AVAILABLE", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__"]
+    command = [str(nvcc) if nvcc.exists() else "nvcc", *flags, f"-I{source.parents[1] / 'includes'}"]
+    done = subprocess.run(
+        [*command, str(folder / "entry.cu"), "-o", str(folder / "entry.so")], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise Unavailable(f"nvcc: {done.stderr.strip().splitlines()[-1]}")
+    return ctypes.CDLL(str(folder / "entry.so"))
