@@ -57,7 +57,7 @@ def command(bundle, operators, workloads, dims, kinds, seed, device, driver, rec
         for case in verification.verify(kernels, points, seed):
             cases.append(case)
             _print(case, f"[{len(cases)}/{len(points)}]", bundle, err=as_json)
-            if record and case.ran:  # after each, so that a long run that is cut off loses nothing
+            if record:  # after each, so that a long run that is cut off loses nothing
                 Records.load(record).merge(name, verification.entries(cases, about)).save(record)
         if any(case.lost for case in cases):
             stack.pop_all()  # in a lost context nothing can be unloaded
