@@ -65,7 +65,7 @@ def test_the_right_kernel_passes(bundle, driver):
     ("name", "passes", "words"),
     [
         ("off_by_one_row", {1}, r"half ulps of the row's magnitude \S+ exceeds 4, worst at \[\d+, \d+\]: got"),
-        ("wrong_scale", set(), r"relative Frobenius error of sampled rows 0\.03\S* exceeds 0\.002"),
+        ("wrong_scale", set(), r"relative Frobenius error of sampled rows 0\.0[23]\d* exceeds 0\.002"),
         ("unwritten_tail", {64}, r"elements are never written, the first at \[\d+, 0\]"),
         ("race", set(), r"exceeds|differ from run to run"),
     ],
