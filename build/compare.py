@@ -1,10 +1,18 @@
-"""What the bits of two arrays of a shape and dtype say, in sentences that name the first element."""
+"""What checks, and the bits of two arrays of a shape and dtype, say: sentences that name an element."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+
+from kgen.compiler.ops.contract import Check
+
+
+def explain(check: Check) -> str:
+    """What a check that is not ok found."""
+    where = f", worst at {list(check.worst)}: got {check.got:g}, expected {check.expected:g}" if check.worst else ""
+    return f"{check.output}: {check.measure} {check.error:g} exceeds {check.limit:g}{where}"
 
 
 def runs(

@@ -145,7 +145,7 @@ def verify_point(kernels: Kernels, point: Point, seed: int) -> Case:
     checks = contract.check(dims, inputs, first, rng)
     if not contract.deterministic:
         checks = [*checks, *contract.check(dims, inputs, again, rng)]
-    wrong = [_explain(check) for check in checks if not check.ok]
+    wrong = [compare.explain(check) for check in checks if not check.ok]
     for name in first:
         wrong += compare.runs(name, first[name], again[name], POISONS, contract.deterministic)
     return replace(case, checks=tuple(checks), failures=tuple(dict.fromkeys([*wrong, *failures])))
@@ -209,11 +209,6 @@ def _is_lost(driver: Driver, context: int) -> bool:
     except DriverError:
         return True
     return False
-
-
-def _explain(check: Check) -> str:
-    where = f", worst at {list(check.worst)}: got {check.got:g}, expected {check.expected:g}" if check.worst else ""
-    return f"{check.output}: {check.measure} {check.error:g} exceeds {check.limit:g}{where}"
 
 
 def entries(cases: Iterable[Case], about: dict[str, Any]) -> list[dict[str, Any]]:
