@@ -15,7 +15,7 @@ from kgen.build.diff import Change, Diff, KernelChange, OperatorChange, compare,
 from kgen.build.records import Records
 from kgen.build.routes import SM_COUNT, Choice, Route, Time, carried, times
 from kgen.runtime.bundle import Bundle, version_text
-from kgen.runtime.format.expr import show
+from kgen.runtime.format.expr import Expr, show
 
 MARKS = {"added": click.style("+", fg="green"), "removed": click.style("-", fg="red"), "changed": "~"}
 OPAQUE = ("steps", "workspace")  # that they changed says enough; --json has them
@@ -169,13 +169,12 @@ def _values(change: Change) -> str:
 
 def _text(field: str, value: Any) -> str:
     """A field's value as people read it."""
-    name = field.rpartition(".")[2]
-    if name in ("guard", "workspace_bytes"):
-        return "always" if (name, value) == ("guard", 1) else show(value)
-    if name in ("shape", "strides"):
-        return f"[{', '.join(map(show, value))}]"
-    if name == "grids":
-        return ", ".join(_text("shape", grid) for grid in value)
+    if field in ("guard", "workspace_bytes"):
+        return "always" if (field, value) == ("guard", 1) else show(value)
+    if field.startswith("tensors.") and field.endswith((".shape", ".strides")):
+        return _extents(value)
+    if field == "grids":
+        return ", ".join(map(_extents, value))
     if field == "min_driver":
         return version_text(value)
     if isinstance(value, dict):
@@ -187,3 +186,7 @@ def _text(field: str, value: Any) -> str:
         return ", ".join(_text(field, item) for item in value)
     text = str(value)
     return text[:12] if len(text) == 64 else text  # a sha256
+
+
+def _extents(value: Sequence[Expr]) -> str:
+    return f"[{', '.join(map(show, value))}]"
