@@ -82,7 +82,7 @@ class Bench:
             WrongResult: kgen's own outputs do not match the reference; a wrong kernel is not timed.
         """
         loaded = self.kernels[name]
-        contract = ops.family(loaded.operator.op).from_manifest(loaded.operator)
+        contract = ops.from_manifest(loaded.operator)
         full = contract.full_dims(dims)
         rng = np.random.default_rng()
         inputs = contract.inputs(dims, rng, contract.input_kinds[0])

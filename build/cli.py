@@ -30,6 +30,7 @@ COMMANDS = (
 EXIT_CODES = {
     errors.SpecError: 2,
     errors.UnsupportedShape: 2,
+    errors.UnknownOperator: 2,
     errors.FormatError: 3,
     errors.IntegrityError: 3,
     errors.ArchMismatch: 4,

@@ -20,7 +20,7 @@ import numpy as np
 from kgen.compiler.ops import numerics
 from kgen.compiler.ops.contract import Operator
 from kgen.runtime.errors import ArgumentError
-from kgen.runtime.tensors import Ptr
+from kgen.runtime.tensors import Ptr, tensor_ref
 
 if TYPE_CHECKING:
     import torch
@@ -97,9 +97,9 @@ def view(pointer: Ptr) -> torch.Tensor:
     """A torch tensor over the memory of `pointer`."""
     import torch
 
-    nbytes = int(np.prod(pointer.shape)) * numerics.itemsize(pointer.dtype)
-    flat = torch.as_tensor(_Bytes(pointer.address, nbytes), device="cuda")
-    return flat.view(getattr(torch, pointer.dtype)).view(pointer.shape)
+    ref = tensor_ref("tensor", pointer)
+    flat = torch.as_tensor(_Bytes(ref.address, ref.nbytes), device="cuda")
+    return flat.view(getattr(torch, ref.dtype)).as_strided(ref.shape, ref.strides)
 
 
 def to_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:

@@ -28,10 +28,14 @@ class Records:
 
     @classmethod
     def load(cls, path: str | Path) -> Records:
-        """Every ``*.json`` of the folder `path`, or the file `path`; none where there is nothing."""
+        """Every ``*.json`` of the folder `path`, or the file `path`; none where there is nothing.
+
+        Raises:
+            BuildError: a file is not JSON; the message names it.
+        """
         path = Path(path)
         files = [path] if path.is_file() else sorted(path.glob("*.json"))
-        found = [json.loads(file.read_text()) for file in files]
+        found = [_read(file) for file in files]
         return cls({value["device"]: value["entries"] for value in found if "entries" in value})
 
     def __bool__(self) -> bool:
@@ -71,6 +75,13 @@ class Records:
 
     def _items(self) -> Iterable[tuple[str, list[Entry]]]:
         return sorted(self.devices.items())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise BuildError(f"{file}: not a file of records: {error}") from None
 
 
 def _key(entry: Entry) -> str:

@@ -79,7 +79,7 @@ class Tuner:
             WrongResult: no candidate computes the contract.
         """
         loaded = self.bench.kernels[name]
-        contract = ops.family(loaded.operator.op).from_manifest(loaded.operator)
+        contract = ops.from_manifest(loaded.operator)
         entries = [self._point(loaded, contract, dims) for dims in tuned_points(contract, ladder)]
         for entry, after in pairwise(entries):
             (dim,) = entry["dims"]

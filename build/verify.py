@@ -1,192 +1,190 @@
 """Run a bundle's operators on a GPU against their numpy references.
 
-Each case: fresh random inputs, outputs poisoned, guard bytes around every buffer, one run, the contract's own check of
-the outputs, inputs and guards unchanged; then a second run over outputs poisoned with another byte, through a captured
-graph, which must give the same bits: an element that a kernel leaves unwritten differs between the two.
+Each case: random inputs, outputs poisoned, guard bytes around every buffer, a plain run; then again with fresh uploads
+and another poison, through a captured graph on a second stream. The contract checks the outputs; guards and inputs
+must stay as they were; and the two runs must give the same bits: an element that a kernel leaves unwritten holds the
+poison of each, and a race seldom ends twice in the same way.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kgen.compiler import ops
-from kgen.compiler.ops import numerics
-from kgen.compiler.ops.contract import Check, Operator
+from kgen.build import arena, compare
+from kgen.compiler.ops.contract import Arrays, Check, Config, Operator
 from kgen.runtime.drivers import Driver
-from kgen.runtime.kernels import Kernels, LoadedOperator
+from kgen.runtime.errors import DriverError, KgenError
+from kgen.runtime.format.expr import evaluate
+from kgen.runtime.kernels import Kernels, Plan
 from kgen.runtime.tensors import Ptr
 
-GUARD = 4096  # bytes before and after every buffer
-GUARD_BYTE = 0xA5
 POISONS = (0xFF, 0x5A)  # 0xFF…: NaN in every float format; -1 as an integer
 
 
 @dataclass(frozen=True)
-class Case:
-    """One operator at one point of its domain, with one kind of inputs."""
+class Point:
+    """An operator at a size (of its range dims; a workload's, if it has a name), with a kind of input."""
 
-    operator: str
+    contract: Operator
     workload: str | None
     dims: dict[str, int]
     kind: str
-    checks: tuple[Check, ...]
-    failures: tuple[str, ...]
-    kernels: tuple[str, ...] = field(repr=False, default=())
+
+    def __str__(self) -> str:
+        dims = [f"{dim}={value}" for dim, value in self.dims.items()]
+        return " ".join([self.contract.name, *dims, *([f"({self.workload})"] if self.workload else []), self.kind])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What came of a point.
+
+    Attributes:
+        failures: a sentence each; none where it passed.
+        kernels, variant, config: what ran: ids, the variant's place among the operator's, and its config.
+        lost: the device faulted, and its context is of no more use.
+        ran: false for the points after that.
+    """
+
+    point: Point
+    seed: int
+    checks: tuple[Check, ...] = ()
+    failures: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    variant: int = 0
+    config: Config | None = None
+    lost: bool = False
+    ran: bool = True
 
     @property
-    def ok(self) -> bool:
-        return not self.failures
+    def status(self) -> str:
+        """``ok``, ``failed`` or ``not run``."""
+        return "not run" if not self.ran else "failed" if self.failures else "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; numbers that JSON lacks (NaN, infinities) are null."""
+        checks = [
+            {key: _finite(value) for key, value in asdict(check).items()} | {"ok": check.ok} for check in self.checks
+        ]
+        point = self.point
+        return {
+            "operator": point.contract.name,
+            "workload": point.workload,
+            "dims": point.dims,
+            "kind": point.kind,
+            "status": self.status,
+            "checks": checks,
+            "failures": list(self.failures),
+            "kernels": list(self.kernels),
+            "config": self.config,
+        }
 
 
-def verify(kernels: Kernels, names: list[str] | None = None, seed: int | None = None) -> Iterator[Case]:
-    """Verify the operators `names` (all by default): each workload and edge size, each kind of input.
+def points(
+    contract: Operator,
+    workloads: Collection[str] = (),
+    sizes: Collection[dict[str, int]] = (),
+    kinds: Collection[str] = (),
+) -> Iterator[Point]:
+    """Every workload and edge with the contract's first kind of input, and the one in the middle with the others.
 
     Args:
-        seed: of the random inputs; by default a fresh one, which a failure prints.
+        workloads, sizes: only these of its workloads, or only these values of its range dims.
+        kinds: only these of its kinds, at every size.
     """
-    seed = int(np.random.SeedSequence().entropy % (1 << 32)) if seed is None else seed
-    for name in names or list(kernels):
-        loaded = kernels[name]
-        contract = ops.family(loaded.operator.op).from_manifest(loaded.operator)
-        for workload, dims, kind in points(contract):
-            yield verify_case(kernels, loaded, contract, workload, dims, kind, seed)
+    named: list[tuple[str | None, dict[str, int]]] = [(None, size) for size in sizes]
+    if not sizes:
+        named += [item for item in contract.workloads.items() if not workloads or item[0] in workloads]
+    if not sizes and not workloads:
+        named += [(None, size) for size in contract.edge_dims()]
+        named = named or [(None, {})]
+    distinct: dict[tuple, tuple[str | None, dict[str, int]]] = {}
+    for name, size in named:
+        distinct.setdefault(tuple(size.items()), (name, size))
+    named = list(distinct.values())
+    everywhere = [kind for kind in contract.input_kinds if kind in kinds] if kinds else contract.input_kinds[:1]
+    for workload, size in named:
+        for kind in everywhere:
+            yield Point(contract, workload, size, kind)
+    if named and not kinds:
+        for kind in contract.input_kinds[1:]:
+            yield Point(contract, *named[len(named) // 2], kind)
 
 
-def points(contract: Operator) -> Iterator[tuple[str | None, dict[str, int], str]]:
-    """(workload, dims, kind of input): every workload and edge with normal inputs, one of each with the other kinds."""
-    sizes: list[tuple[str | None, dict[str, int]]] = list(contract.workloads.items())
-    sizes += [(None, dims) for dims in contract.edge_dims() if dims not in contract.workloads.values()]
-    sizes = sizes or [(None, {})]
-    for workload, dims in sizes:
-        yield workload, dims, contract.input_kinds[0]
-    middle = sizes[len(sizes) // 2]
-    for kind in contract.input_kinds[1:]:
-        yield (*middle, kind)
+def verify(kernels: Kernels, todo: Iterable[Point], seed: int) -> Iterator[Case]:
+    """Verify the points in order. After a fault on the device the others are cases that did not run."""
+    lost = False
+    for point in todo:
+        case = Case(point, seed, ran=False) if lost else verify_point(kernels, point, seed)
+        lost |= case.lost
+        yield case
 
 
-def verify_case(
-    kernels: Kernels,
-    loaded: LoadedOperator,
-    contract: Operator,
-    workload: str | None,
-    dims: dict[str, int],
-    kind: str,
-    seed: int,
-) -> Case:
-    """Run one case."""
-    rng = np.random.default_rng([seed, *dims.values()])
-    inputs = contract.inputs(dims, rng, kind)
-    plan = loaded.plan(**dims)
-    failures: list[str] = []
-    with kernels.driver.using(kernels.context):
-        arena = Arena(kernels.driver)
-        try:
-            outputs, again = _run(arena, plan, contract, dims, inputs, failures)
-        finally:
-            arena.close()
-    checks = tuple(contract.check(dims, inputs, outputs, rng))
-    failures += [_explain(check) for check in checks if not check.ok]
-    for name, first in outputs.items():
-        same = first.view(np.uint8) == again[name].view(np.uint8)
-        if not same.all():
-            where = np.unravel_index(np.argmin(same), same.shape)
-            failures.append(
-                f"{name}: a second run differs, first at byte {[int(i) for i in where]}: unwritten, or a race"
-            )
-    if failures:
-        failures.append(
-            f"reproduce with --seed {seed}; {plan.explain().splitlines()[plan.selection.index].strip('→ ')}"
-        )
-    launched = tuple(launch.kernel for launch in plan.selection.variant.program.launches)
-    return Case(loaded.operator.name, workload, dims, kind, checks, tuple(failures), launched)
-
-
-class Arena:
-    """Device buffers with guard bytes on both sides."""
-
-    def __init__(self, driver: Driver):
-        self.driver = driver
-        self.buffers: dict[str, tuple[int, int]] = {}
-
-    def add(self, name: str, nbytes: int) -> int:
-        """Allocate `nbytes` between guards; returns the address."""
-        base = self.driver.allocate(nbytes + 2 * GUARD)
-        self.driver.memset(base, GUARD_BYTE, nbytes + 2 * GUARD)
-        self.buffers[name] = (base, nbytes)
-        return base + GUARD
-
-    def broken(self) -> list[str]:
-        """The buffers whose guards were written."""
-        found = []
-        for name, (base, nbytes) in self.buffers.items():
-            for side, address in (("before", base), ("after", base + GUARD + nbytes)):
-                guard = np.empty(GUARD, np.uint8)
-                self.driver.copy_to_host(guard, address)
-                if (guard != GUARD_BYTE).any():
-                    found.append(f"{name}: bytes {side} it were overwritten")
-        return found
-
-    def close(self) -> None:
-        for base, _ in self.buffers.values():
-            self.driver.free(base)
+def verify_point(kernels: Kernels, point: Point, seed: int) -> Case:
+    """Verify one point. Its inputs depend on the seed, the operator's name and the dims alone."""
+    contract, dims, driver = point.contract, point.dims, kernels.driver
+    rng = np.random.default_rng([seed, *contract.name.encode(), *(dims[dim] for dim in sorted(dims))])
+    inputs = contract.inputs(dims, rng, point.kind)
+    case = Case(point, seed)
+    try:
+        plan = kernels[contract.name].plan(**dims)
+        launched = tuple(launch.kernel for launch in plan.selection.variant.program.launches)
+        case = replace(case, kernels=launched, variant=plan.selection.index, config=dict(plan.selection.variant.config))
+        with driver.using(kernels.context), arena.Arena(driver) as buffers:
+            (first, again), failures = _run(buffers, plan, contract, dims, inputs)
+    except KgenError as error:
+        return replace(case, failures=(f"{type(error).__name__}: {error}",), lost=_is_lost(driver, kernels.context))
+    checks = contract.check(dims, inputs, first, rng)
+    if not contract.deterministic:
+        checks = [*checks, *contract.check(dims, inputs, again, rng)]
+    wrong = [compare.explain(check) for check in checks if not check.ok]
+    for name in first:
+        wrong += compare.runs(name, first[name], again[name], POISONS, contract.deterministic)
+    return replace(case, checks=tuple(checks), failures=tuple(dict.fromkeys([*wrong, *failures])))
 
 
 def _run(
-    arena: Arena,
-    plan: Any,
-    contract: Operator,
-    dims: dict[str, int],
-    inputs: dict[str, np.ndarray],
-    failures: list[str],
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Outputs of a plain run and of a graph replay."""
-    driver = arena.driver
-    full = contract.full_dims(dims)
-    tensors: dict[str, Ptr] = {}
-    for tensor in contract.tensors():
-        shape = numerics.shape(tensor, full)
-        size = int(np.prod(shape)) * numerics.itemsize(tensor.dtype)
-        tensors[tensor.name] = Ptr(arena.add(tensor.name, size), shape, tensor.dtype)
-        if tensor.name in inputs:
-            driver.copy_to_device(tensors[tensor.name].address, _bytes(inputs[tensor.name]))
-    workspace = None
-    if plan.workspace_bytes:
-        workspace = Ptr(arena.add("workspace", plan.workspace_bytes), (plan.workspace_bytes,), "uint8")
-    stream = driver.create_stream()
-    try:
-        call = plan.bind(workspace=workspace, **tensors)
-        results = []
-        for poison in POISONS:
-            for tensor in contract.tensors():
-                if tensor.role == "out":
-                    driver.memset(tensors[tensor.name].address, poison, arena.buffers[tensor.name][1])
-            driver.synchronize()
-            if not results:
-                call(stream)
-            else:
-                _replay(driver, call, stream)
-            driver.synchronize_stream(stream)
-            results.append(
-                {t.name: _read(driver, tensors[t.name]) for t in contract.tensors() if t.role in ("out", "inout")}
-            )
-    finally:
-        driver.destroy_stream(stream)
-    failures += arena.broken()
-    for name, value in inputs.items():
-        role = next(t.role for t in contract.tensors() if t.name == name)
-        if role == "in" and not np.array_equal(_bytes(_read(driver, tensors[name])), _bytes(value)):
-            failures.append(f"{name}: the kernel changed its input")
-    return results[0], results[1]
+    buffers: arena.Arena, plan: Plan, contract: Operator, dims: dict[str, int], inputs: Arrays
+) -> tuple[list[Arrays], list[str]]:
+    """Outputs of a plain run and of a graph's replay, and what they damaged."""
+    driver = buffers.driver
+    tensors = arena.stage(buffers, contract, dims, {})
+    workspace = arena.workspace(buffers, plan)
+    call = plan.bind(workspace=workspace, **tensors)
+    results, failures = [], []
+    for byte, run in zip(POISONS, (call, partial(_replay, driver, call)), strict=True):
+        for name, array in inputs.items():
+            arena.upload(driver, tensors[name], array)
+        arena.poison(buffers, contract, tensors, byte)
+        _poison_scratch(driver, plan, workspace, byte)
+        driver.synchronize()
+        stream = buffers.stream()
+        run(stream)
+        driver.synchronize_stream(stream)
+        results.append(arena.outputs(driver, contract, tensors))
+        failures += buffers.broken()
+        for tensor in contract.tensors():
+            if tensor.role == "in":
+                failures += compare.changed(tensor.name, inputs[tensor.name], arena.read(driver, tensors[tensor.name]))
+    return results, failures
 
 
-def _replay(driver: Driver, call: Any, stream: int) -> None:
+def _replay(driver: Driver, call: Callable[[int], None], stream: int) -> None:
     driver.begin_capture(stream)
-    call(stream)
+    try:
+        call(stream)
+    except DriverError:
+        with suppress(DriverError):  # it ends the capture, and says again that it failed
+            driver.end_capture(stream)
+        raise
     graph = driver.end_capture(stream)
     executable = driver.instantiate(graph)
     driver.launch_graph(executable, stream)
@@ -195,44 +193,58 @@ def _replay(driver: Driver, call: Any, stream: int) -> None:
     driver.destroy_graph(graph)
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _poison_scratch(driver: Driver, plan: Plan, workspace: Ptr | None, byte: int) -> None:
+    """A call must not depend on what its scratch memory holds."""
+    symbols = plan.selection.symbols
+    for part in plan.selection.variant.program.workspace:
+        if part.kind == "scratch" and (nbytes := evaluate(part.bytes, symbols)):
+            driver.memset(workspace.address + evaluate(part.offset, symbols), byte, nbytes)
 
 
-def _read(driver: Driver, pointer: Ptr) -> np.ndarray:
-    array = np.empty(pointer.shape, numerics.numpy_dtype(pointer.dtype))
-    driver.copy_to_host(array.reshape(-1).view(np.uint8), pointer.address)
-    return array
+def _is_lost(driver: Driver, context: int) -> bool:
+    """Whether nothing works any more, as after a fault on the device; other errors leave the context as it was."""
+    try:
+        with driver.using(context):
+            driver.synchronize()
+    except DriverError:
+        return True
+    return False
 
 
-def _explain(check: Check) -> str:
-    where = f", worst at {list(check.worst)}: got {check.got:g}, expected {check.expected:g}" if check.worst else ""
-    return f"{check.output}: {check.measure} {check.error:g} exceeds {check.limit:g}{where}"
+def entries(cases: Iterable[Case], about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Record entries of the cases that ran: one an operator and size, over all kinds of input.
 
-
-def entries(cases: list[Case], driver_version: int) -> list[dict[str, Any]]:
-    """Record entries of verified cases: one an operator, dims and kernels, over all kinds of input."""
+    Args:
+        about: fields that say what it was measured on (`device.facts`).
+    """
     grouped: dict[tuple, list[Case]] = {}
     for case in cases:
-        grouped.setdefault((case.operator, tuple(sorted(case.dims.items())), case.kernels), []).append(case)
-    out = []
-    for (operator, dims, launched), group in grouped.items():
-        worst: dict[str, float] = {}
-        for case in group:
-            for check in case.checks:
-                label = f"{check.output}: {check.measure}"
-                worst[label] = max(worst.get(label, 0.0), float(f"{check.error:.3g}"))
-        out.append(
-            {
-                "kind": "verify",
-                "operator": operator,
-                "dims": dict(dims),
-                "kernels": list(launched),
-                "inputs": sorted({case.kind for case in group}),
-                "ok": all(case.ok for case in group),
-                "errors": worst,
-                "driver": driver_version,
-                "date": datetime.date.today().isoformat(),
-            }
-        )
-    return out
+        if case.ran:
+            key = (case.point.contract.name, tuple(case.point.dims.items()))
+            grouped.setdefault(key, []).append(case)
+    return [_entry(group, about) for group in grouped.values()]
+
+
+def _entry(group: list[Case], about: dict[str, Any]) -> dict[str, Any]:
+    worst: dict[str, float] = {}
+    for check in (check for case in group for check in case.checks):
+        label = f"{check.output}: {check.measure}"
+        worst[label] = float(np.maximum(worst.get(label, 0.0), float(f"{check.error:.3g}")))  # NaN stays
+    case = group[0]
+    return {
+        "kind": "verify",
+        "operator": case.point.contract.name,
+        "contract": case.point.contract.digest(),
+        "dims": dict(case.point.dims),
+        "kernels": list(case.kernels),
+        "inputs": sorted({case.point.kind for case in group}),
+        "seed": case.seed,
+        "ok": not any(case.failures for case in group),
+        "errors": {label: _finite(error) for label, error in worst.items()},
+        **about,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

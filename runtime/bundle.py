@@ -44,7 +44,10 @@ class Bundle:
             raise IntegrityError(f"{path}: this bundle is {id}, not the expected {expect}")
         if bytes(files.get("manifest.sha256", b"")) != id.removeprefix("sha256:").encode() + b"\n":
             raise IntegrityError(f"{path}: manifest.json does not match manifest.sha256; fetch the bundle again")
-        manifest = parse.parse(head)
+        try:
+            manifest = parse.parse(head)
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}") from None
         hashes = {blob.path: (sha, blob.size) for sha, blob in manifest.blobs.items()}
         evidence = {f"evidence/{name}": (e.sha256, e.size) for name, e in manifest.evidence.items()}
         for name, content in files.items():

@@ -41,6 +41,10 @@ class ArchMismatch(KgenError):
     """The bundle holds no code for this device's architecture."""
 
 
+class UnknownOperator(KgenError):
+    """A bundle holds an operator whose contract this version of kgen does not know."""
+
+
 class DriverTooOld(KgenError):
     """The CUDA driver is older than the bundle's code needs."""
 

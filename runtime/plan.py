@@ -50,7 +50,7 @@ def select(operator: Operator, target: str, sm_count: int, dims: Mapping[str, in
     Raises:
         UnsupportedShape: a dim is missing, unknown, no integer or outside its declared range, or no variant covers it.
     """
-    symbols = {**_complete(operator, dims), "sm_count": sm_count}
+    symbols = {**complete(operator, dims), "sm_count": sm_count}
     index = next(applicable(operator, target, symbols), None)
     if index is None:
         raise UnsupportedShape(
@@ -62,7 +62,7 @@ def select(operator: Operator, target: str, sm_count: int, dims: Mapping[str, in
 
 def select_each(operator: Operator, target: str, sm_count: int, dims: Mapping[str, int]) -> Iterator[Selection]:
     """Every variant for `target` whose guard is true: what tuning chooses from. Raises as `select` does."""
-    symbols = {**_complete(operator, dims), "sm_count": sm_count}
+    symbols = {**complete(operator, dims), "sm_count": sm_count}
     for index in applicable(operator, target, symbols):
         yield Selection(operator, target, symbols, index, operator.variants[index])
 
@@ -74,7 +74,8 @@ def applicable(operator: Operator, target: str, symbols: Mapping[str, int]) -> I
             yield index
 
 
-def _complete(operator: Operator, dims: Mapping[str, int]) -> dict[str, int]:
+def complete(operator: Operator, dims: Mapping[str, int]) -> dict[str, int]:
+    """A value for every dim, in the operator's order. Raises as `select` does for what is wrong with `dims`."""
     unknown = sorted(set(dims) - set(operator.dims))
     if unknown:
         raise UnsupportedShape(f"{operator.name} has no dim {unknown[0]!r}; its dims: {', '.join(operator.dims)}")

@@ -63,7 +63,7 @@ def command(bundle, operator, dims, sm_count, target, with_model, as_json) -> No
 def _estimates(chosen: Selection) -> list[dict]:
     """What the model says of every variant for the target at the chosen one's dims, its guard true or not."""
     operator = chosen.operator
-    contract = ops.family(operator.op).from_manifest(operator)
+    contract = ops.from_manifest(operator)
     machine = H200._replace(sm_count=chosen.symbols["sm_count"])
     found = {
         index: estimate(contract, variant.config, chosen.symbols, machine)

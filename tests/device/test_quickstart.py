@@ -17,17 +17,16 @@ pytestmark = [
 SCRIPT = """
 import sys
 import numpy as np
-from kgen.build.verify import verify_case
+from kgen.build.verify import Point, verify_point
 from kgen.compiler import ops
 from kgen.runtime import Bundle, DeviceBuffer, drivers
 
 driver = drivers.open(sys.argv[2])
 with Bundle.open(sys.argv[1]).load(0, driver=driver) as kernels:
     for name, m, kind in (("gemm_nt_bfloat16", 129, "normal"), ("int8_channel_k4099_float16", 17, "special")):
-        loaded = kernels[name]
-        contract = ops.family(loaded.operator.op).from_manifest(loaded.operator)
-        case = verify_case(kernels, loaded, contract, None, {"m": m}, kind, 1)
-        assert case.ok, case.failures
+        contract = ops.from_manifest(kernels[name].operator)
+        case = verify_point(kernels, Point(contract, None, {"m": m}, kind), 1)
+        assert not case.failures, case.failures
     x = DeviceBuffer.from_numpy(np.ones((3, 4096), np.float32), driver=driver)
     q, scale = DeviceBuffer.empty((3, 4096), "int8", driver=driver), DeviceBuffer.empty((3,), "float32", driver=driver)
     kernels.int8_channel_k4096_float32(x=x, q=q, scale=scale, stream=0)

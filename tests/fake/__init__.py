@@ -65,6 +65,10 @@ class FakeCuda:
         """Have the next call of `function` (its name without version) return `code`."""
         self._c.fake_fail(function.encode(), code)
 
+    def fault(self, code: int) -> None:
+        """Have every call that touches the device return `code` from now on, as after a fault in a kernel."""
+        self._c.fake_fault(code)
+
     def register(self, entry: str, sizes: Sequence[int]) -> None:
         """Have launches of `entry` record that many bytes of each parameter."""
         self._c.fake_register(entry.encode(), 0, len(sizes), (ctypes.c_int * len(sizes))(*sizes))

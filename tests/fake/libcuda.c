@@ -71,6 +71,7 @@ static Function *functions;
 static Block *blocks;
 static Sizes *registered;
 static struct { char function[64]; CUresult code; } failures[16];
+static CUresult fault;
 static void (*on_launch)(const char *line);
 static __thread Context *stack[64];
 static __thread int depth, capturing;
@@ -83,6 +84,11 @@ static void append(const char *text) {
         journal = realloc(journal, journal_room = 2 * (journal_size + size + 1));
     memcpy(journal + journal_size, text, size + 1);
     journal_size += size;
+}
+
+/* Whether the function works in a context, which a fault on the device has made useless. */
+static int touches_device(const char *function) {
+    return strncmp(function, "cuD", 3) && (strncmp(function, "cuCtx", 5) || !strcmp(function, "cuCtxSynchronize"));
 }
 
 /* Logs a call with its JSON `format`ted arguments; gives the failure that a test ordered for it, else 0. */
@@ -99,6 +105,7 @@ static CUresult enter(const char *function, const char *format, ...) {
             code = failures[i].code;
             failures[i].function[0] = 0;
         }
+    if (!code && touches_device(function)) code = fault;
     append("{\"call\": \"");
     append(function);
     append(*line ? "\", " : "\"");
@@ -152,6 +159,8 @@ __attribute__((visibility("default"))) void fake_fail(const char *function, int 
         }
 }
 
+__attribute__((visibility("default"))) void fake_fault(int code) { fault = code; }
+
 __attribute__((visibility("default"))) void fake_register(const char *entry, int missing, int count, const int *sizes) {
     Sizes *item = calloc(1, sizeof *item);
     snprintf(item->entry, sizeof item->entry, "%s", entry);
@@ -169,6 +178,7 @@ __attribute__((visibility("default"))) void fake_reset(void) {
     fake_clear();
     depth = capturing = 0;
     on_launch = NULL;
+    fault = 0;
     registered = NULL;
     memset(failures, 0, sizeof failures);
     memset(attributes, 0, sizeof attributes);
