@@ -89,8 +89,8 @@ class Dequantize(Operator):
             blocks=blocks,
             threads=config["threads"],
             smem=0,
-            read=read // blocks,
-            written=written // blocks,
+            read=-(-read // blocks),
+            written=-(-written // blocks),
             flops=2 * share,
             registers=24 + 2 * config["each"] * config["unroll"],
         )

@@ -239,32 +239,25 @@ class Quantize(Operator):
 
     def work(self, config: Config, dims: Dims) -> Work:
         full, size = self.full_dims(dims), numerics.itemsize(self.x.dtype)
-        m, k, threads = full["m"], full["k"], config["threads"]
-        code = 0.5 if self.q.dtype == "int4" else 1
-        each = config.get("each", 8)
-        blocks, elements = {
-            "row": (m, k),
-            "staged": (m, k),
-            "fused": (m, k),
-            "flat": (-(-m * k // (threads * each * config.get("unroll", 1))), threads * each * config.get("unroll", 1)),
-            "group": (
-                -(-m * k // (threads * each * config.get("unroll", 1))),
-                threads * each * config.get("unroll", 1),
-            ),
-            "block": (-(-m // 128) * -(-k // 128), 128 * 128),
-            "tensor": (-(-m * k // (threads * each)), threads * each),
-        }[config["form"]]
+        m, k, threads, form = full["m"], full["k"], config["threads"], config["form"]
+        share = threads * config.get("each", 8) * config.get("unroll", 1)
+        if form == "block":
+            blocks, elements = -(-m // 128) * -(-k // 128), 128 * 128
+        elif form in ("row", "staged", "fused"):
+            blocks, elements = m, k
+        else:
+            blocks, elements = -(-m * k // share), share
+        read, written = self.traffic(dims)
+        persistent = form == "tensor"
         return Work(
             blocks=blocks,
             threads=threads,
-            smem={"staged": 3 * k, "tensor": config.get("shelved", 0) * threads * each * size}.get(
-                config["form"], threads
-            ),
-            read=int(elements * size) * (2 if self.before == "silu_and_mul" else 1),
-            written=int(elements * code) + 4,
+            smem={"staged": 3 * k, "tensor": config.get("shelved", 0) * share * size}.get(form, threads),
+            read=-(-read // blocks),
+            written=-(-written // blocks),
             flops=5 * elements,
-            registers=min(255, 32 + -(-elements // threads) * size // 2) if config["form"] != "tensor" else 64,
-            persistent=config["form"] == "tensor",
+            registers=64 if persistent else min(255, 32 + -(-elements // threads) * size // 2),
+            persistent=persistent,
         )
 
     # Reference.

@@ -9,8 +9,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from offers import check_offers
 
-from kgen.build.coverage import check_coverage
 from kgen.compiler import ops
 from kgen.compiler.ops import gemm, numerics, quantize, scaling
 from kgen.runtime.format.expr import evaluate
@@ -38,7 +38,7 @@ def make_quantize(dtype="float32", k=37):
 
 
 def test_families_are_found_by_their_modules():
-    assert ops.names() == ["gemm", "quantize"] and ops.family("gemm") is gemm.Gemm
+    assert ops.names() == ["dequantize", "gemm", "quantize"] and ops.family("gemm") is gemm.Gemm
     with pytest.raises(KeyError):
         ops.family("numerics")
 
@@ -74,40 +74,6 @@ def test_a_wrong_product_is_caught(damage):
         out = (inputs["a"].astype(np.float64) @ inputs["b"].T.astype(np.float64)).astype(ml_dtypes.bfloat16)
         damage(out)
         assert not all(check.ok for check in contract.check({"m": 300}, inputs, {"out": out}, rng))
-
-
-def test_quantize_by_a_plain_loop():
-    contract, rng = make_quantize(k=5), np.random.default_rng(3)
-    for kind in contract.input_kinds:
-        x = contract.inputs({"m": 40}, rng, kind)["x"]
-        q, scale = contract.reference(x)
-        for row, codes, s in zip(x, q, scale, strict=True):
-            amax = np.float32(0)
-            for value in row:
-                amax = np.float32(np.nan) if np.isnan(value) or np.isnan(amax) else max(amax, abs(value))
-            with np.errstate(all="ignore"):
-                expected = amax / np.float32(127) if amax > 0 else np.float32(1)
-                assert s == expected
-                for value, code in zip(row, codes, strict=True):
-                    exact = np.float64(value) / np.float64(s)
-                    if np.isnan(exact):
-                        assert code == 0
-                    else:
-                        # float32 rounding of the quotient can only turn a near tie into a tie.
-                        assert code == np.clip(np.rint(np.float32(exact)), -127, 127)
-
-
-def test_wrong_codes_are_caught():
-    contract, rng = make_quantize(k=64), np.random.default_rng(4)
-    x = contract.inputs({"m": 9}, rng, "normal")["x"]
-    q, scale = contract.reference(x)
-    assert all(c.ok for c in contract.check({"m": 9}, {"x": x}, {"q": q, "scale": scale}, rng))
-    wrong = q.copy()
-    wrong[3, 5] += 1
-    checks = contract.check({"m": 9}, {"x": x}, {"q": wrong, "scale": scale}, rng)
-    assert [c.ok for c in checks] == [True, False] and checks[1].worst == (3, 5)
-    off = np.nextafter(scale, np.float32(9))
-    assert not all(c.ok for c in contract.check({"m": 9}, {"x": x}, {"q": q, "scale": off}, rng))
 
 
 def test_ties_really_tie():
@@ -148,24 +114,6 @@ def test_traffic():
     assert contract.traffic({"m": 2}) == (64, 64)
 
 
-def check_offers(contract):
-    """Candidates are distinct, include the untuned choice and cover all dims; their work is at least the contract's."""
-    candidates = contract.candidates()
-    configs = [config for _, config in candidates]
-    assert all(config not in configs[:i] for i, config in enumerate(configs))
-    assert all(config in configs for _, config in contract.dispatch())
-    check_coverage(contract.name, contract.dims, [guard for guard, _ in candidates], holes_only=True)
-    assert contract.math in (None, "bfloat16", "float16", "float8_e4m3fn", "int8")
-    for dims in contract.edge_dims() or [{}]:
-        traffic = contract.traffic(dims)
-        for guard, config in candidates:
-            if evaluate(guard, {**contract.full_dims(dims), "sm_count": 132}):
-                work = contract.work(config, dims)
-                assert work.blocks * work.flops >= contract.flops(dims)
-                assert work.blocks * work.read >= traffic.read and work.blocks * work.written >= traffic.written
-                assert 32 <= work.threads <= 1024 and 0 < work.registers <= 255 and work.smem <= 227 * 1024
-
-
 def test_what_the_shipped_specs_offer():
     pytest.importorskip("pydantic")
     from kgen.compiler.spec import load
@@ -173,24 +121,6 @@ def test_what_the_shipped_specs_offer():
     for path in sorted((Path(__file__).parents[2] / "specs").glob("*.yaml")):
         for contract in load(path).operators:
             check_offers(contract)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "k", "threads"),
-    [
-        ("float16", 5, [128, 64]),
-        ("float16", 2048, [128, 64, 256]),
-        ("float32", 2048, [128, 64, 256, 512]),
-        ("float16", 4099, [128, 64, 256, 512, 1024]),
-        ("float32", 8192, [128, 256, 512, 1024]),
-        ("float32", 1 << 15, [256, 512, 1024]),
-    ],
-)
-def test_what_quantize_offers(dtype, k, threads):
-    """The untuned choice first; no threads without work, none with more of the row than its registers hold."""
-    contract = make_quantize(dtype, k)
-    assert [config["threads"] for _, config in contract.candidates()] == threads
-    check_offers(contract)
 
 
 @pytest.mark.parametrize("n", [8, 64, 136, 192, 200, 1100, 4096])
@@ -209,9 +139,13 @@ def test_what_gemm_offers(n):
         ("tensor", (1,), (1,)),
         ("channel", ("m",), (1,)),
         (scaling.Group(group=128), ("m", 33), (33, 1)),
-        (scaling.Group(group=128, major="column", dtype="float8_e8m0fnu"), ("m", 33), (1, "m")),
+        (scaling.Group(group=128, major="column", dtype="float8_e8m0fnu"), ("m", 33), (1, ["align", "m", 16])),
         (scaling.Block(block=(128, 128)), (["ceildiv", "m", 128], 33), (33, 1)),
-        (scaling.Block(block=(128, 128), major="column"), (["ceildiv", "m", 128], 33), (1, ["ceildiv", "m", 128])),
+        (
+            scaling.Block(block=(128, 128), major="column"),
+            (["ceildiv", "m", 128], 33),
+            (1, ["align", ["ceildiv", "m", 128], 4]),
+        ),
     ],
 )
 def test_scales(scale, shape, strides):
