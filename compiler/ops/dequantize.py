@@ -81,16 +81,17 @@ class Dequantize(Operator):
         return [self.candidates()[0]]
 
     def work(self, config: Config, dims: Dims) -> Work:
-        read, written = self.traffic(dims)
         full = self.full_dims(dims)
-        share = config["threads"] * config["each"] * config["unroll"]
-        blocks = -(-full["m"] * full["k"] // share)
+        m, k, share = full["m"], full["k"], config["threads"] * config["each"] * config["unroll"]
+        code, scale_bytes = (0.5, 8) if self.q.dtype == "int4" else (1, 4)
+        scale = self.q.scale
+        wide = scale.group if isinstance(scale, Group) else scale.block[1] if isinstance(scale, Block) else k
         return Work(
-            blocks=blocks,
+            blocks=-(-m * k // share),
             threads=config["threads"],
             smem=0,
-            read=-(-read // blocks),
-            written=-(-written // blocks),
+            read=int(share * code) + scale_bytes * -(-share * -(-k // wide) // k),
+            written=share * numerics.itemsize(self.x.dtype),
             flops=2 * share,
             registers=24 + 2 * config["each"] * config["unroll"],
         )

@@ -247,14 +247,15 @@ class Quantize(Operator):
             blocks, elements = m, k
         else:
             blocks, elements = -(-m * k // share), share
-        read, written = self.traffic(dims)
-        persistent = form == "tensor"
+        persistent, wide = form == "tensor", 2 if self.before == "silu_and_mul" else 1
+        columns = 4 * k if self.smooth else size * k if self.before == "rms_norm" else 0  # smooth, weight
+        code, scale_bytes = (0.5, 8) if self.q.dtype == "int4" else (1, 4)
         return Work(
             blocks=blocks,
             threads=threads,
             smem={"staged": 3 * k, "tensor": config.get("shelved", 0) * share * size}.get(form, threads),
-            read=-(-read // blocks),
-            written=-(-written // blocks),
+            read=elements * size * wide + columns + 4 * self.q.given,
+            written=int(elements * code) + scale_bytes * -(-elements * -(-k // self.group) // k),
             flops=5 * elements,
             registers=64 if persistent else min(255, 32 + -(-elements // threads) * size // 2),
             persistent=persistent,

@@ -89,7 +89,7 @@ def test_what_is_in_the_bundle(bundle):
     assert maps["b"].dims == (136, 200) and maps["out"].box == (64, 64)
     assert [arg.value for arg in launch.args if arg.value] == ["m", "sm_count"]
     (launch,) = manifest.operators["fixed"].variants[0].program.steps
-    assert launch.grid == (7, 1, 1) and all(arg.pointer for arg in launch.args)
+    assert launch.grid == ("m", 1, 1)
 
 
 def test_small_cubins_and_clean_ptx(bundle):
@@ -259,6 +259,8 @@ ops:
     q: {dtype: int8, scale: channel}
     dims: {m: 1..700, k: 264}
 """
+OFFERED = [{"form": "row", "threads": threads, "each": each} for threads, each in ((64, 8), (32, 8), (32, 16))]
+BROKEN = {"form": "row", "threads": 64, "each": 0}
 
 
 @pytest.fixture
@@ -273,22 +275,23 @@ def test_candidates_are_tuned_and_their_picks_frozen(rows, folder):
     """A build of candidates, a record as `kgen tune` writes it, and the next build; then the record grows stale."""
     cache = ("--cache", folder / "cache")
     out = kgen("build", rows, "--candidates", *cache)
-    assert "dist/rows-0.1.0-candidates.kgen  2 operators, 2 kernels" in out and "did not build" not in out
+    assert "dist/rows-0.1.0-candidates.kgen  2 operators, 3 kernels" in out and "did not build" not in out
     operator = Bundle.open("dist/rows-0.1.0-candidates.kgen").manifest.operators["rows"]
-    ids = {v.config["threads"]: [launch.kernel for launch in v.program.launches] for v in operator.variants}
-    assert list(ids) == [128, 64] and [v.guard for v in operator.variants] == [1, 1]
+    small, large = OFFERED[1], OFFERED[0]
+    ids = [[launch.kernel for launch in v.program.launches] for v in operator.variants]
+    assert [v.config for v in operator.variants] == OFFERED and [v.guard for v in operator.variants] == [1, 1, 1]
 
     contract = Quantize.from_manifest(operator)
     common = {"kind": "tune", "operator": "rows", "contract": contract.digest(), "sm_count": 132}
     entries = [
-        {**common, "dims": {"m": 16}, "config": {"form": "row", "threads": 64}, "kernels": ids[64], "until": {"m": 99}},
-        {**common, "dims": {"m": 700}, "config": {"form": "row", "threads": 128}, "kernels": ids[128], "until": {}},
+        {**common, "dims": {"m": 16}, "config": small, "kernels": ids[1], "until": {"m": 99}},
+        {**common, "dims": {"m": 700}, "config": large, "kernels": ids[0], "until": {}},
     ]
     Records({}).merge("NVIDIA H200", entries).save("records")
     (result,) = json.loads(kgen("build", rows, *cache, "--check", "--json"))
     assert result["stale"] == result["dropped"] == []
     for operator in Bundle.open("dist/rows-0.1.0.kgen").manifest.operators.values():
-        assert [(v.guard, v.config["threads"]) for v in operator.variants] == [(["<=", "m", 99], 64), (1, 128)]
+        assert [(v.guard, v.config) for v in operator.variants] == [(["<=", "m", 99], small), (1, large)]
     untuned = kgen("build", rows, *cache, "--records", "nowhere", "-o", "untuned.kgen")
     assert "2 operators, 1 kernels" in untuned and "warning" not in untuned
 
@@ -303,20 +306,20 @@ def test_candidates_are_tuned_and_their_picks_frozen(rows, folder):
 
 def test_candidates_that_do_not_build_are_dropped(rows, folder, monkeypatch):
     cache, offered = ("--cache", folder / "cache"), Quantize.candidates
-    monkeypatch.setattr(Quantize, "candidates", lambda self: [*offered(self), (1, {"form": "row", "threads": 65})])
+    monkeypatch.setattr(Quantize, "candidates", lambda self: [*offered(self), (1, BROKEN)])
     out = kgen("build", rows, "--candidates", *cache)
-    assert "2 of 6 candidates did not build:\n  rows {'form': 'row', 'threads': 65}: " in out
-    assert "\n  alike {'form': 'row', 'threads': 65}: " in out and "Traceback" not in out
+    assert f"2 of 8 candidates did not build:\n  rows {BROKEN}: " in out
+    assert f"\n  alike {BROKEN}: " in out and "Traceback" not in out
     operator = Bundle.open("dist/rows-0.1.0-candidates.kgen").manifest.operators["rows"]
-    assert [v.config["threads"] for v in operator.variants] == [128, 64]
+    assert [v.config for v in operator.variants] == OFFERED
 
-    monkeypatch.setattr(Quantize, "dispatch", lambda self: [(1, {"form": "row", "threads": 65})])
+    monkeypatch.setattr(Quantize, "dispatch", lambda self: [(1, BROKEN)])
     text = kgen("build", rows, *cache, "-o", "t.kgen", code=1)
-    assert "rows {'form': 'row', 'threads': 65}: " in text and not Path("t.kgen").exists()
-    holes = [(["<=", "m", 9], {"form": "row", "threads": 64}), ([">", "m", 9], {"form": "row", "threads": 65})]
+    assert f"rows {BROKEN}: " in text and not Path("t.kgen").exists()
+    holes = [(["<=", "m", 9], OFFERED[0]), ([">", "m", 9], BROKEN)]
     monkeypatch.setattr(Quantize, "candidates", lambda self: holes)
     text = kgen("build", rows, "--candidates", *cache, "-o", "t.kgen", code=1)
-    assert "rows: no variant covers m=10" in text and "rows {'form': 'row', 'threads': 65}: " in text
+    assert "rows: no variant covers m=10" in text and f"rows {BROKEN}: " in text
     monkeypatch.setattr(Quantize, "dispatch", lambda self: holes[:1])
     monkeypatch.setattr(Quantize, "candidates", lambda self: holes[:1])
     assert "no variant covers m=10" in kgen("build", rows, "--candidates", *cache, "-o", "t.kgen", code=1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from kgen.compiler.ops import gemm, quantize, scaling
 FOLDER = Path(__file__).parents[1] / "perf" / "peers"
 ADAPTERS = {module.__name__.removeprefix("kgen_peers_"): module for module in peers.load(FOLDER)}
 GEMMS = {"torch_eager", "triton_matmul", "deepgemm", "vllm_cuda"}
-QUANTIZERS = {"torch_compile", "vllm_cuda", "vllm_triton"}
+QUANTIZERS = {"torch_compile", "vllm_cuda", "vllm_triton", "deepspeed"}
 FETCHED = {
     "deepgemm": "deep_gemm",
+    "deepspeed": "deepspeed-0.19.8/csrc/quantization/quantize.cu",
     "vllm_cuda": "vllm/_C_stable_libtorch.abi3.so",
     "vllm_triton": "vllm/model_executor/layers/quantization/utils/int8_utils.py",
 }
@@ -50,6 +52,8 @@ def make_quantize(dtype="bfloat16", k=100):
 
 def contract_of(adapter):
     """A contract that the adapter can race."""
+    if adapter == "deepspeed":
+        return replace(make_quantize("float16", 64), q=quantize.Q(dtype="int4", scale=scaling.Group(group=32)))
     if adapter in QUANTIZERS:
         return make_quantize()
     return make_gemm()
@@ -176,7 +180,7 @@ def test_eager_quantization_by_a_plain_loop(scale, tile, scales, dtype):
     assert adapter.tile_of(scale, 10, 70) == tile
     x = np.random.default_rng(2).standard_normal((10, 70), dtype=np.float32)
     x[:4, :32] = 0
-    codes, got = adapter.quantize(torch.from_numpy(x), tile, getattr(torch, dtype))
+    codes, got = adapter.quantize(torch.from_numpy(x), None, tile, getattr(torch, dtype), 0.0)
     assert tuple(got.shape) == scales
     limit = np.float32(adapter.LIMITS[dtype])
     for i, j in np.ndindex(*scales):

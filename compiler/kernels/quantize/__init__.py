@@ -29,7 +29,7 @@ def program(op: Quantize, config: Config) -> Program:
     """The program of `op` with `config`."""
     config = dict(config)
     form = config.pop("form")
-    name = "_".join(["quantize", op.x.dtype, op.q.dtype, form, *map(str, config.values())])
+    name = "_".join(["quantize", op.x.dtype, op.q.dtype, form, *(f"{key}{config[key]}" for key in sorted(config))])
     rename = {"divisors": "smooth"} if op.smooth else {}
     cooperative = form == "tensor"
     launch = Launch(FORMS[form](op, **config), name, rename, pass_config=UNGUARDED, cooperative=cooperative)
