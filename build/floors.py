@@ -18,7 +18,7 @@ from pathlib import Path
 from kgen.build.timing import Call, Stats, Timer
 from kgen.compiler.ops.contract import Traffic
 from kgen.runtime.bind import Params
-from kgen.runtime.drivers import Driver
+from kgen.runtime.drivers import Driver, LaunchConfig
 
 COPY_BYTES = 1 << 30  # read, and as many written: far beyond L2, so that a launch's fixed costs vanish
 MATMUL = (4096, 4096, 8192)  # m, n, k: larger ones reach the power cap within a call
@@ -87,10 +87,8 @@ class Floors:
         blocks = max(1, -(-max(n_in, n_out) // (threads * unroll)))
         addresses = [ctypes.c_uint64(value) for value in (source, target)]
         params = Params([*addresses, ctypes.c_int64(n_in), ctypes.c_int64(n_out)])
-        function, one = self._functions[unroll], (1, 1, 1)
-        launch = self._driver.launcher(
-            function, (blocks, 1, 1), (threads, 1, 1), one, 0, False, params.address, self._stream
-        )
+        config = LaunchConfig((blocks, 1, 1), (threads, 1, 1))
+        launch = self._driver.launcher(self._functions[unroll], config, params.address, self._stream)
 
         def call(_alive: Params = params) -> None:
             launch()

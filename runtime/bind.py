@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kgen.runtime.drivers import Driver
+from kgen.runtime.drivers import Driver, LaunchConfig
 from kgen.runtime.errors import (
     ArgumentError,
     DeviceMismatch,
@@ -168,24 +168,11 @@ def _prepare_step(
     if 0 in grid:
         return None
     kernel, function = functions[step.kernel]
+    config = LaunchConfig(grid, kernel.block, kernel.cluster, kernel.dynamic_smem, kernel.pdl, kernel.cooperative)
     params = Params(
         [_argument(arg, kind, symbols, buffers, driver) for arg, kind in zip(step.args, kernel.params, strict=True)]
     )
-
-    def prepare(stream: int) -> Callable[[], None]:
-        return driver.launcher(
-            function,
-            grid,
-            kernel.block,
-            kernel.cluster,
-            kernel.dynamic_smem,
-            kernel.pdl,
-            params.address,
-            stream,
-            kernel.cooperative,
-        )
-
-    return prepare
+    return lambda stream: driver.launcher(function, config, params.address, stream)
 
 
 class Params:

@@ -9,11 +9,11 @@ from kgen.runtime.errors import ArgumentError, DriverNotFound
 
 TYPE_CHECKING = False  # as typing's, whose import alone takes longer than this module's
 if TYPE_CHECKING:
-    from kgen.runtime.drivers.common import Attribute, Driver, FunctionAttribute
+    from kgen.runtime.drivers.common import Attribute, Driver, FunctionAttribute, LaunchConfig
 
 NAMES = ("cuda-python", "ctypes")
 
-__all__ = ["NAMES", "Attribute", "Driver", "FunctionAttribute", "open"]
+__all__ = ["NAMES", "Attribute", "Driver", "FunctionAttribute", "LaunchConfig", "open"]
 
 _opened: dict[str, Driver] = {}
 
@@ -54,7 +54,7 @@ def _has_bindings() -> bool:
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Attribute", "Driver", "FunctionAttribute"):
+    if name in ("Attribute", "Driver", "FunctionAttribute", "LaunchConfig"):
         from kgen.runtime.drivers import common
 
         return getattr(common, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from kgen.runtime.drivers.buffers import buffer_address
 from kgen.runtime.errors import ArgumentError, DriverError
@@ -48,6 +48,24 @@ class FunctionAttribute:
     NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 
 
+class LaunchConfig(NamedTuple):
+    """How a kernel is launched.
+
+    Attributes:
+        grid, block, cluster: blocks, threads a block, blocks a cluster, (1, 1, 1) without clusters.
+        smem: bytes of dynamic shared memory a block.
+        pdl: let it start before the kernel ahead of it in the stream ends (programmatic stream serialization).
+        cooperative: all blocks are on the device at once, or the launch is refused.
+    """
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3 = (1, 1, 1)
+    smem: int = 0
+    pdl: bool = False
+    cooperative: bool = False
+
+
 class Driver:
     """The CUDA driver.
 
@@ -64,23 +82,10 @@ class Driver:
         """Call ``function`` (its name without version) with its input arguments: its CUresult and its output."""
         raise NotImplementedError
 
-    def _launcher(
-        self,
-        function: int,
-        grid: Dim3,
-        block: Dim3,
-        cluster: Dim3,
-        smem: int,
-        pdl: bool,
-        cooperative: bool,
-        params: int,
-        stream: int,
-    ) -> Callable[[], None]:
+    def _launcher(self, function: int, config: LaunchConfig, params: int, stream: int) -> Callable[[], None]:
         raise NotImplementedError
 
-    def _config(
-        self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, cooperative: bool, stream: int
-    ) -> Any:
+    def _config(self, config: LaunchConfig, stream: int) -> Any:
         """A CUlaunchConfig that owns what it points to."""
         raise NotImplementedError
 
@@ -191,10 +196,9 @@ class Driver:
         """The value of a `FunctionAttribute`."""
         return int(self._call("cuFuncGetAttribute", attribute, function))
 
-    def max_active_clusters(self, function: int, grid: Dim3, block: Dim3, cluster: Dim3, smem: int) -> int:
+    def max_active_clusters(self, function: int, config: LaunchConfig) -> int:
         """How many clusters of such a launch can be on the device at once."""
-        config = self._config(tuple(grid), tuple(block), tuple(cluster), smem, False, False, 0)
-        return int(self._call("cuOccupancyMaxActiveClusters", function, config))
+        return int(self._call("cuOccupancyMaxActiveClusters", function, self._config(config, 0)))
 
     # Launches.
 
@@ -248,40 +252,25 @@ class Driver:
             raise self._error("cuTensorMapEncodeTiled", code, hint)
         return tensor_map
 
-    def launcher(
-        self,
-        function: int,
-        grid: Dim3,
-        block: Dim3,
-        cluster: Dim3,
-        smem: int,
-        pdl: bool,
-        params_address: int,
-        stream: int,
-        cooperative: bool = False,
-    ) -> Callable[[], None]:
+    def launcher(self, function: int, config: LaunchConfig, params_address: int, stream: int) -> Callable[[], None]:
         """A launch with everything prepared: call it, from any thread, as often as you like.
 
         It does not wait, allocates nothing and may be captured into a graph.
 
         Args:
             function: from `function`; its context must be current when `stream` is 0.
-            grid, block, cluster: blocks, threads a block, blocks a cluster, (1, 1, 1) without clusters.
-            smem: bytes of dynamic shared memory a block.
-            pdl: let it start before the kernel ahead of it in the stream ends (programmatic stream serialization).
             params_address: of an array of pointers, one to each parameter. The caller keeps both alive; the
                 parameters are read anew at each launch.
             stream: a CUstream.
-            cooperative: all blocks are on the device at once, or the launch is refused.
 
         Raises:
             ArgumentError: a size does not fit 32 bits.
             DriverError: from the launch that is returned, when the driver refuses it.
         """
+        grid, block, cluster, smem = config[:4]
         if not all(0 <= value < 1 << 32 for value in (*grid, *block, *cluster, smem)):
             raise ArgumentError(f"launch sizes must fit 32 bits: {grid=}, {block=}, {cluster=}, {smem=}")
-        dims = tuple(grid), tuple(block), tuple(cluster)
-        return self._launcher(function, *dims, smem, pdl, cooperative, params_address, stream)
+        return self._launcher(function, config, params_address, stream)
 
     def memset_launcher(self, address: int, byte: int, count: int, stream: int) -> Callable[[], None]:
         """Like `launcher`: fills `count` bytes at `address` with `byte` (0..255) in stream order."""

@@ -11,19 +11,19 @@ from kgen.runtime.drivers.common import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
     PROGRAMMATIC_STREAM_SERIALIZATION,
-    Dim3,
     Driver,
+    LaunchConfig,
 )
 from kgen.runtime.errors import DriverNotFound, DriverTooOld
 
 
-class LaunchAttribute(ctypes.Structure):
+class CUlaunchAttribute(ctypes.Structure):
     """``CUlaunchAttribute``; its union of 64 bytes as words, which is all that the attributes in use need."""
 
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
 
-class LaunchConfig(ctypes.Structure):
+class CUlaunchConfig(ctypes.Structure):
     """``CUlaunchConfig``."""
 
     _fields_ = (
@@ -31,7 +31,7 @@ class LaunchConfig(ctypes.Structure):
         ("block", c_uint * 3),
         ("smem", c_uint),
         ("stream", c_void_p),
-        ("attributes", POINTER(LaunchAttribute)),
+        ("attributes", POINTER(CUlaunchAttribute)),
         ("count", c_uint),
     )
 
@@ -61,7 +61,7 @@ _SIGNATURES: tuple[tuple[Any, ...], ...] = (
     ("cuKernelGetFunction", _handle, _handle),
     ("cuFuncSetAttribute", None, _handle, c_int, c_int),
     ("cuFuncGetAttribute", c_int, c_int, _handle),
-    ("cuOccupancyMaxActiveClusters", c_int, _handle, POINTER(LaunchConfig)),
+    ("cuOccupancyMaxActiveClusters", c_int, _handle, POINTER(CUlaunchConfig)),
     ("cuTensorMapEncodeTiled", None, c_void_p, c_int, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
      c_int, c_int, c_int, c_int),
     ("cuMemAlloc_v2", _address, c_size_t),
@@ -155,38 +155,25 @@ class CtypesDriver(Driver):
             words(*element_strides), interleave, swizzle, l2_promotion, oob_fill,
         )[0]  # fmt: skip
 
-    def _config(
-        self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, cooperative: bool, stream: int
-    ) -> LaunchConfig:
+    def _config(self, config: LaunchConfig, stream: int) -> CUlaunchConfig:
         attributes = []
-        if cluster != (1, 1, 1):
-            attributes.append(LaunchAttribute(CLUSTER_DIMENSION, 0, cluster))
-        if pdl:
-            attributes.append(LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,)))
-        if cooperative:
-            attributes.append(LaunchAttribute(COOPERATIVE, 0, (1,)))
-        array = (LaunchAttribute * len(attributes))(*attributes)
-        return LaunchConfig(grid, block, smem, stream, array, len(attributes))
+        if tuple(config.cluster) != (1, 1, 1):
+            attributes.append(CUlaunchAttribute(CLUSTER_DIMENSION, 0, tuple(config.cluster)))
+        if config.pdl:
+            attributes.append(CUlaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,)))
+        if config.cooperative:
+            attributes.append(CUlaunchAttribute(COOPERATIVE, 0, (1,)))
+        array = (CUlaunchAttribute * len(attributes))(*attributes)
+        return CUlaunchConfig(tuple(config.grid), tuple(config.block), config.smem, stream, array, len(attributes))
 
-    def _launcher(
-        self,
-        function: int,
-        grid: Dim3,
-        block: Dim3,
-        cluster: Dim3,
-        smem: int,
-        pdl: bool,
-        cooperative: bool,
-        params: int,
-        stream: int,
-    ) -> Callable[[], None]:
+    def _launcher(self, function: int, config: LaunchConfig, params: int, stream: int) -> Callable[[], None]:
         # Arguments converted once, and no argtypes to check them against at every launch.
         call, error = self._symbol("cuLaunchKernelEx"), self._error
-        config = byref(self._config(grid, block, cluster, smem, pdl, cooperative, stream))
+        prepared = byref(self._config(config, stream))
         handle, pointers = c_void_p(function), c_void_p(params)
 
         def launch() -> None:
-            code = call(config, handle, pointers, None)
+            code = call(prepared, handle, pointers, None)
             if code:
                 raise error("cuLaunchKernelEx", code)
 

@@ -11,8 +11,8 @@ from kgen.runtime.drivers.common import (
     COOPERATIVE,
     INVALID_VALUE,
     PROGRAMMATIC_STREAM_SERIALIZATION,
-    Dim3,
     Driver,
+    LaunchConfig,
 )
 from kgen.runtime.errors import DriverError, DriverNotFound, DriverTooOld
 
@@ -101,26 +101,24 @@ class CudaPythonDriver(Driver):
             words(*element_strides), interleave, swizzle, l2_promotion, oob_fill,
         )  # fmt: skip
 
-    def _config(
-        self, grid: Dim3, block: Dim3, cluster: Dim3, smem: int, pdl: bool, cooperative: bool, stream: int
-    ) -> cuda.CUlaunchConfig:
+    def _config(self, wanted: LaunchConfig, stream: int) -> cuda.CUlaunchConfig:
         config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes, config.hStream = smem, stream
+        config.gridDimX, config.gridDimY, config.gridDimZ = wanted.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = wanted.block
+        config.sharedMemBytes, config.hStream = wanted.smem, stream
         attributes = []
-        if cluster != (1, 1, 1):
+        if tuple(wanted.cluster) != (1, 1, 1):
             attribute = cuda.CUlaunchAttribute()
             attribute.id = cuda.CUlaunchAttributeID(CLUSTER_DIMENSION)
             dim = attribute.value.clusterDim
-            dim.x, dim.y, dim.z = cluster
+            dim.x, dim.y, dim.z = wanted.cluster
             attributes.append(attribute)
-        if pdl:
+        if wanted.pdl:
             attribute = cuda.CUlaunchAttribute()
             attribute.id = cuda.CUlaunchAttributeID(PROGRAMMATIC_STREAM_SERIALIZATION)
             attribute.value.programmaticStreamSerializationAllowed = 1
             attributes.append(attribute)
-        if cooperative:
+        if wanted.cooperative:
             attribute = cuda.CUlaunchAttribute()
             attribute.id = cuda.CUlaunchAttributeID(COOPERATIVE)
             attribute.value.cooperative = 1
@@ -128,25 +126,13 @@ class CudaPythonDriver(Driver):
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
-    def _launcher(
-        self,
-        function: int,
-        grid: Dim3,
-        block: Dim3,
-        cluster: Dim3,
-        smem: int,
-        pdl: bool,
-        cooperative: bool,
-        params: int,
-        stream: int,
-    ) -> Callable[[], None]:
+    def _launcher(self, function: int, config: LaunchConfig, params: int, stream: int) -> Callable[[], None]:
         # With an int for the parameters, cuda-python packs nothing: it passes the address on.
         call, error = cuda.cuLaunchKernelEx, self._error
-        config = self._config(grid, block, cluster, smem, pdl, cooperative, stream)
-        handle = cuda.CUfunction(function)
+        prepared, handle = self._config(config, stream), cuda.CUfunction(function)
 
         def launch() -> None:
-            (code,) = call(config, handle, params, 0)
+            (code,) = call(prepared, handle, params, 0)
             if code:
                 raise error("cuLaunchKernelEx", code)
 

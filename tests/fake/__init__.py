@@ -96,8 +96,8 @@ class FakeCuda:
     def calls(self, *functions: str) -> list[dict[str, Any]]:
         """The log, or the part of it that is of these functions: the name under ``call``, and the arguments.
 
-        Names are without version. A launch has entry, device, grid, block, cluster, smem, pdl, stream, captured, and
-        params: the bytes of each parameter of a `register`ed entry.
+        Names are without version. A launch has entry, device, grid, block, cluster, smem, pdl, cooperative, stream,
+        captured, and params: the bytes of each parameter of a `register`ed entry.
         """
         address = self._c.fake_journal()
         lines = ctypes.string_at(address).splitlines()

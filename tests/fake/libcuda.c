@@ -406,18 +406,19 @@ API cuFuncGetAttribute(int *value, int attribute, Function *function) {
     return 0;
 }
 
-static void clusters(const Config *config, u32 cluster[3], u32 *pdl) {
+static void launch_attributes(const Config *config, u32 cluster[3], u32 *pdl, u32 *cooperative) {
     cluster[0] = cluster[1] = cluster[2] = 1;
-    *pdl = 0;
+    *pdl = *cooperative = 0;
     for (u32 i = 0; i < config->count; i++) {
+        if (config->attributes[i].id == 2) *cooperative = config->attributes[i].value.words[0];
         if (config->attributes[i].id == 4) memcpy(cluster, config->attributes[i].value.words, 12);
         if (config->attributes[i].id == 6) *pdl = config->attributes[i].value.words[0];
     }
 }
 
 API cuOccupancyMaxActiveClusters(int *count, Function *function, const Config *config) {
-    u32 c[3], pdl;
-    clusters(config, c, &pdl);
+    u32 c[3], pdl, cooperative;
+    launch_attributes(config, c, &pdl, &cooperative);
     ENTER("cuOccupancyMaxActiveClusters", "\"entry\": \"%s\", \"cluster\": [%u, %u, %u], \"smem\": %u",
           function->kernel->entry, c[0], c[1], c[2], config->smem);
     if (c[0] * c[1] * c[2] > 8 && !function->attributes[NON_PORTABLE_CLUSTER]) return INVALID_CLUSTER_SIZE;
@@ -457,16 +458,16 @@ static CUresult check(Function *function, const Config *config, const u32 cluste
 static CUresult launch(const char *name, const Config *config, Function *function, void **params) {
     char line[8192];
     size_t n = 0;
-    u32 cluster[3], pdl;
+    u32 cluster[3], pdl, cooperative;
     const u32 *grid = config->grid, *block = config->block;
     Sizes *known = find(function->kernel->entry);
-    clusters(config, cluster, &pdl);
+    launch_attributes(config, cluster, &pdl, &cooperative);
     n += snprintf(line, sizeof line,
                   "\"entry\": \"%s\", \"device\": %d, \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], "
-                  "\"cluster\": [%u, %u, %u], \"smem\": %u, \"pdl\": %s, \"stream\": %zu, \"params\": [",
+                  "\"cluster\": [%u, %u, %u], \"smem\": %u, \"pdl\": %s, \"cooperative\": %s, \"stream\": %zu, \"params\": [",
                   function->kernel->entry, function->context->device, grid[0], grid[1], grid[2], block[0], block[1],
                   block[2], cluster[0], cluster[1], cluster[2], config->smem, pdl ? "true" : "false",
-                  (size_t)config->stream);
+                  cooperative ? "true" : "false", (size_t)config->stream);
     for (int i = 0; known && i < known->count; i++) {
         n += snprintf(line + n, sizeof line - n, i ? ", \"" : "\"");
         for (int j = 0; j < known->sizes[i]; j++)

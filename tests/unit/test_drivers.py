@@ -15,12 +15,13 @@ import pytest
 from fake import tensor_map
 
 from kgen.runtime import drivers
-from kgen.runtime.drivers import Attribute, FunctionAttribute
+from kgen.runtime.drivers import Attribute, FunctionAttribute, LaunchConfig
 from kgen.runtime.errors import ArgumentError, DriverError
 from kgen.runtime.memory import DeviceBuffer
 
 CUBIN = b"\x7fELF" + bytes(60)
 PTX = b".version 8.0\n.target sm_90\n"
+ONE = LaunchConfig((1, 1, 1), (32, 1, 1))
 
 
 @pytest.fixture
@@ -137,21 +138,23 @@ def test_function_attributes(driver, fake, function):
     assert driver.function_attribute(function, FunctionAttribute.NUM_REGS) == 32
     with pytest.raises(DriverError, match="cuFuncSetAttribute failed with CUDA_ERROR_INVALID_VALUE"):
         driver.set_max_dynamic_smem(function, 300_000)
-    arguments = (function, (32, 1, 1), (128, 1, 1), (16, 1, 1), 1024)
+    config = LaunchConfig((32, 1, 1), (128, 1, 1), (16, 1, 1), 1024)
     with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_CLUSTER_SIZE"):
-        driver.max_active_clusters(*arguments)
+        driver.max_active_clusters(function, config)
     driver.set_nonportable_cluster(function)
-    assert driver.max_active_clusters(*arguments) == 132 // 16
+    assert driver.max_active_clusters(function, config) == 132 // 16
 
 
 @pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1), (1, 2, 4)])
 @pytest.mark.parametrize("pdl", [False, True])
-def test_a_launch_passes_what_it_was_given(driver, fake, function, cluster, pdl):
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_launch_passes_what_it_was_given(driver, fake, function, cluster, pdl, cooperative):
     fake.register("entry", [128, 8, 4])
     params = Params(bytes(range(128)), struct.pack("<Q", 0xDEAD_BEEF_0000), struct.pack("<i", -7))
     stream = driver.create_stream()
     driver.set_max_dynamic_smem(function, 65536)
-    launch = driver.launcher(function, [4, 6, 8], (128, 2, 1), list(cluster), 65536, pdl, params.address, stream)
+    config = LaunchConfig([4, 6, 8], (128, 2, 1), list(cluster), 65536, pdl, cooperative)
+    launch = driver.launcher(function, config, params.address, stream)
     fake.clear()
     launch()
     params.values[2].raw = struct.pack("<i", 9)  # read at each launch
@@ -166,6 +169,7 @@ def test_a_launch_passes_what_it_was_given(driver, fake, function, cluster, pdl)
         "cluster": list(cluster),
         "smem": 65536,
         "pdl": pdl,
+        "cooperative": cooperative,
         "stream": stream,
         "captured": False,
         "params": [bytes(range(128)), struct.pack("<Q", 0xDEAD_BEEF_0000), struct.pack("<i", -7)],
@@ -174,7 +178,7 @@ def test_a_launch_passes_what_it_was_given(driver, fake, function, cluster, pdl)
 
 
 def test_a_failed_launch(driver, fake, function):
-    launch = driver.launcher(function, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, False, 0, 0)
+    launch = driver.launcher(function, ONE, 0, 0)
     fake.fail("cuLaunchKernelEx", 719)
     with pytest.raises(DriverError) as error:
         launch()
@@ -192,15 +196,15 @@ def test_a_failed_launch(driver, fake, function):
 def test_launch_sizes_that_do_not_fit(driver, function):
     for grid in ((1 << 32, 1, 1), (-1, 1, 1)):
         with pytest.raises(ArgumentError, match="32 bits"):
-            driver.launcher(function, grid, (32, 1, 1), (1, 1, 1), 0, False, 0, 0)
+            driver.launcher(function, ONE._replace(grid=grid), 0, 0)
     with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_VALUE"):
-        driver.launcher(function, (0, 1, 1), (32, 1, 1), (1, 1, 1), 0, False, 0, 0)()
+        driver.launcher(function, ONE._replace(grid=(0, 1, 1)), 0, 0)()
 
 
 def test_one_launcher_from_two_threads(driver, fake, function, context):
     fake.register("entry", [8])
     params = Params(struct.pack("<Q", 42))
-    launch = driver.launcher(function, (3, 1, 1), (32, 1, 1), (1, 1, 1), 0, True, params.address, 0)
+    launch = driver.launcher(function, LaunchConfig((3, 1, 1), (32, 1, 1), pdl=True), params.address, 0)
     fake.clear()
     failures = []
 
@@ -282,7 +286,7 @@ def test_events_and_streams(driver, context):
 def test_a_captured_graph_runs_what_was_captured(driver, fake, function):
     fake.register("entry", [4])
     params, stream, address = Params(struct.pack("<i", 5)), driver.create_stream(), driver.allocate(4)
-    launch = driver.launcher(function, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, False, params.address, stream)
+    launch = driver.launcher(function, ONE, params.address, stream)
     clear, ran = driver.memset_launcher(address, 1, 4, stream), []
     fake.on_launch(lambda launch: ran.append(launch["params"]))
     driver.begin_capture(stream)
@@ -429,8 +433,16 @@ def test_on_a_device(name):
         function = driver.function(driver.kernel(library, "add"))
         params, stream = Params(struct.pack("<Q", x.address), struct.pack("<i", 3)), driver.create_stream()
         expected = np.arange(1024, dtype=np.int32)
-        for cluster, pdl in (((1, 1, 1), False), ((1, 1, 1), True), ((2, 1, 1), False), ((2, 1, 1), True)):
-            launch = driver.launcher(function, (8, 1, 1), (128, 1, 1), cluster, 0, pdl, params.address, stream)
+        plain = LaunchConfig((8, 1, 1), (128, 1, 1))
+        clusters = plain._replace(cluster=(2, 1, 1))
+        for config in (
+            plain,
+            plain._replace(pdl=True),
+            plain._replace(cooperative=True),
+            clusters,
+            clusters._replace(pdl=True),
+        ):
+            launch = driver.launcher(function, config, params.address, stream)
             launch()
             driver.begin_capture(stream)
             launch()
@@ -442,7 +454,7 @@ def test_on_a_device(name):
             driver.destroy_graph(graph)
             expected += 6
             assert (x.to_numpy() == expected).all()
-        assert driver.max_active_clusters(function, (8, 1, 1), (128, 1, 1), (2, 1, 1), 0) > 0
+        assert driver.max_active_clusters(function, clusters) > 0
         assert driver.pointer_device(x.address) == 0 and driver.pointer_device(params.address) is None
         driver.set_max_dynamic_smem(function, 200_000)
         driver.set_nonportable_cluster(function)

@@ -211,7 +211,8 @@ def test_graph_capture_sees_only_launches(kernels, buffers, fake, driver):
         fake.clear()
         call(stream)
         assert {c["call"] for c in fake.calls()} == {"cuMemsetD8Async", "cuLaunchKernelEx"}
-        assert all(c["captured"] for c in fake.launches()) and fake.launches()[0]["pdl"]
+        assert all(c["captured"] for c in fake.launches())
+        assert fake.launches()[0]["pdl"] and fake.launches()[0]["cooperative"]
         driver.instantiate(driver.end_capture(stream))
 
 
