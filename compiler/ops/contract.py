@@ -236,6 +236,19 @@ def edges(least: int, most: int, *tiles: int) -> list[int]:
     return sorted(size for size in sizes if least <= size <= most)
 
 
+def row_edges(rows: tuple[int, int], columns: int) -> list[dict[str, int]]:
+    """`edges` of the rows ``m`` of a matrix, as far as it stays within 64 Mi elements; none where m is fixed."""
+    least, most = rows
+    return [] if least == most else [{"m": m} for m in edges(least, most) if m * columns <= 1 << 26]
+
+
+def uncountable(rows: int, columns: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The problem of a matrix whose elements a kernel cannot count in int32, its last block's idle threads included."""
+    most = (1 << 31) - (1 << 16)
+    if rows * columns > most:
+        yield ("dims", "m"), f"m · {columns} must be at most {most}: at most {most // columns} rows"
+
+
 def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) else value
 

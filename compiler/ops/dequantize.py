@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from kgen.compiler.ops import numerics
-from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, Work, edges
+from kgen.compiler.ops.contract import STRICT, Arrays, Check, Config, Dims, Operator, Work, row_edges, uncountable
 from kgen.compiler.ops.quantize import Float
-from kgen.compiler.ops.scaling import Block, Group, Scale, expand, scale_tensor
+from kgen.compiler.ops.scaling import Group, Scale, expand, scale_tensor, tile
 from kgen.runtime.format.expr import Expr, fold
 from kgen.runtime.format.manifest import Tensor
 
@@ -51,9 +51,8 @@ class Dequantize(Operator):
     input_kinds: ClassVar[tuple[str, ...]] = ("normal", "heavy", "subnormal", "special")
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        k, most, scale = self.static("k"), self.dims["m"][1], self.q.scale
-        if most * k >= 1 << 31:
-            yield ("dims", "m"), f"m · k must stay under 2**31: at most {((1 << 31) - 1) // k} rows of {k}"
+        k, scale = self.static("k"), self.q.scale
+        yield from uncountable(self.dims["m"][1], k)
         if self.q.dtype == "int4" and (not isinstance(scale, Group) or k % scale.group or scale.group % 16):
             yield ("q", "scale"), f"int4 needs {{group: g}} with g a multiple of 16 and a divisor of k ({k})"
         if not isinstance(scale, str) and (scale.dtype != "float32" or scale.major != "row"):
@@ -84,8 +83,7 @@ class Dequantize(Operator):
         full = self.full_dims(dims)
         m, k, share = full["m"], full["k"], config["threads"] * config["each"] * config["unroll"]
         code, scale_bytes = (0.5, 8) if self.q.dtype == "int4" else (1, 4)
-        scale = self.q.scale
-        wide = scale.group if isinstance(scale, Group) else scale.block[1] if isinstance(scale, Block) else k
+        wide = tile(self.q.scale, m, k)[1]
         return Work(
             blocks=-(-m * k // share),
             threads=config["threads"],
@@ -114,14 +112,14 @@ class Dequantize(Operator):
     def reference(self, inputs: Arrays) -> np.ndarray:
         """x; numpy's float32 arithmetic and casts are IEEE."""
         q, scale, dtype = inputs["q"], inputs["scale"], numerics.numpy_dtype(self.x.dtype)
-        high = self.q.scale.block[0] if isinstance(self.q.scale, Block) else 1
+        high, wide = tile(self.q.scale, 1, self.static("k"))
 
         def part(rows: slice) -> tuple[np.ndarray]:
             with np.errstate(all="ignore"):
                 if self.q.dtype == "int4":
                     codes = np.stack([q[rows] >> 4, (q[rows] << 4).astype(np.int8) >> 4], axis=-1)
-                    groups = codes.reshape(-1, self.q.scale.group).astype(np.float32)
-                    each = self.static("k") // self.q.scale.group
+                    groups = codes.reshape(-1, wide).astype(np.float32)
+                    each = self.static("k") // wide
                     step, offset = scale[rows.start * each : rows.stop * each].T
                     return ((groups * step[:, None] + offset[:, None]).reshape(len(q[rows]), -1).astype(dtype),)
                 own = scale if self.q.scale == "tensor" else scale[rows.start // high : -(-rows.stop // high)]
@@ -131,8 +129,7 @@ class Dequantize(Operator):
         return x
 
     def edge_dims(self) -> list[dict[str, int]]:
-        least, most = self.dims["m"]
-        return [] if least == most else [{"m": m} for m in edges(least, most) if m * self.static("k") <= 1 << 26]
+        return row_edges(self.dims["m"], self.static("k"))
 
     def flops(self, dims: Dims) -> int:
         full = self.full_dims(dims)

@@ -56,10 +56,23 @@ def scale_tensor(name: str, role: str, scale: Scale, rows: Expr, columns: Expr) 
         return Tensor(name, role, dtype, (1,), (1,), align)
     if scale == "channel":
         return Tensor(name, role, dtype, (rows,), (1,), align)
-    high, wide = (1, scale.group) if isinstance(scale, Group) else scale.block
+    high, wide = tile(scale, rows, columns)
     shape = (fold("ceildiv", rows, high), fold("ceildiv", columns, wide))
     strides = (shape[1], 1) if major == "row" else (1, fold("align", shape[0], column_unit(dtype)))
     return Tensor(name, role, dtype, shape, strides, align)
+
+
+def tile(scale: Scale, rows: Any, columns: Any) -> tuple[Any, Any]:
+    """Rows and columns that share a scale, of a matrix of so many."""
+    match scale:
+        case Group():
+            return 1, scale.group
+        case Block():
+            return scale.block
+        case "channel":
+            return 1, columns
+        case _:
+            return rows, columns
 
 
 class ScaleStorage(NamedTuple):
@@ -100,15 +113,13 @@ def column_unit(dtype: ScaleDtype) -> int:
 
 def group_amax(x: np.ndarray, scale: Scale) -> np.ndarray:
     """The largest magnitude of each group of x ``[rows, columns]``, in the shape of its scales; NaN where one is."""
-    if scale == "tensor":
-        return np.max(np.abs(x)).reshape(1)
-    if scale == "channel":
-        return np.max(np.abs(x), axis=1)
-    high, wide = (1, scale.group) if isinstance(scale, Group) else scale.block
+    high, wide = tile(scale, *x.shape)
     rows, columns = -(-x.shape[0] // high), -(-x.shape[1] // wide)
-    padded = np.zeros((rows * high, columns * wide), np.float32)
-    padded[: x.shape[0], : x.shape[1]] = np.abs(x)
-    return padded.reshape(rows, high, columns, wide).max(axis=(1, 3))
+    sizes = np.abs(x)
+    if x.shape != (rows * high, columns * wide):
+        sizes = np.pad(sizes, ((0, rows * high - x.shape[0]), (0, columns * wide - x.shape[1])))
+    amax = sizes.reshape(rows, high, columns, wide).max(axis=(1, 3))
+    return amax.reshape(-1) if isinstance(scale, str) else amax
 
 
 def expand(scales: np.ndarray, scale: Scale, shape: tuple[int, int]) -> np.ndarray:
@@ -117,5 +128,5 @@ def expand(scales: np.ndarray, scale: Scale, shape: tuple[int, int]) -> np.ndarr
         return scales.reshape(1, 1)
     if scale == "channel":
         return scales[:, None]
-    high, wide = (1, scale.group) if isinstance(scale, Group) else scale.block
+    high, wide = tile(scale, *shape)
     return np.repeat(np.repeat(scales, high, axis=0), wide, axis=1)[: shape[0], : shape[1]]
