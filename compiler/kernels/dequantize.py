@@ -8,7 +8,7 @@ from kgen.compiler.kernels.quantize.common import CHUNKS, UNGUARDED
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.dequantize import Dequantize
 from kgen.compiler.ops.numerics import itemsize
-from kgen.compiler.ops.scaling import Block, Group
+from kgen.compiler.ops.scaling import ScaleStorage, tile
 from kgen.compiler.program import Launch, Program
 
 
@@ -28,15 +28,13 @@ def flat(op: Dequantize, threads: int, each: int, unroll: int):
     vector = min(each, 16 // itemsize(x_dtype))  # elements a store
     words, loaded = each // vector, each // 2 if int4 else each
     share = threads * unroll
-    high, wide = (1, scaling.group) if isinstance(scaling, Group) else getattr(scaling, "block", (1, k))
-    groups = -(-k // wide)
+    high, wide = tile(scaling, 1, k)
+    scales = ScaleStorage.of(scaling, -(-k // wide))
     whole = k % each == 0 and wide % each == 0  # a chunk has one scale
 
     def place(row, column):
         """Index of an element's scale."""
-        if scaling == "tensor":
-            return 0
-        return row // high * groups + column // wide if isinstance(scaling, Block) else row * groups + column // wide
+        return 0 if scaling == "tensor" else scales.at(row // high, column // wide, None)
 
     @T.prim_func
     def kernel(

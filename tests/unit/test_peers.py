@@ -15,7 +15,7 @@ import pytest
 from perf import fetch
 
 from kgen.build import peers
-from kgen.compiler.ops import gemm, quantize, scaling
+from kgen.compiler.ops import dequantize, gemm, quantize, scaling
 
 FOLDER = Path(__file__).parents[1] / "perf" / "peers"
 ADAPTERS = {module.__name__.removeprefix("kgen_peers_"): module for module in peers.load(FOLDER)}
@@ -151,16 +151,88 @@ def test_cublas_computes_the_contract(dtype, major):
     assert (tensors["out"] == 7).all(), "the peer wrote kgen's own output"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("kind", quantize.Quantize.input_kinds)
-def test_torch_compile_compiles_the_contract(dtype, kind, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # eager, which is what inductor is given
-    contract = make_quantize(dtype)
+@pytest.fixture
+def eager(monkeypatch):
+    """torch.compile gives back what inductor is given."""
+    monkeypatch.setattr(pytest.importorskip("torch"), "compile", lambda function, **_: function)
+
+
+def compiled(contract, kind):
+    """What the contract says against torch-compile's outputs."""
     inputs = contract.inputs({}, np.random.default_rng(0), kind)
     (peer,) = ADAPTERS["torch_compile"].peers(contract, contract.full_dims({}), torch_tensors(contract, inputs))
     peer.call()
-    assert not failures(contract, inputs, peer.outputs())
+    return failures(contract, inputs, peer.outputs())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("kind", quantize.Quantize.input_kinds)
+def test_torch_compile_compiles_the_contract(dtype, kind, eager):
+    assert not compiled(make_quantize(dtype), kind)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"smooth": quantize.Smooth()},
+        {"q": quantize.Q(dtype="float8_e4m3fn", scale="channel", amax_floor="1e-4")},
+        {"q": quantize.Q(dtype="float8_e4m3fn", scale=scaling.Block(block=(128, 128)))},
+    ],
+    ids=["smooth", "floor", "block"],
+)
+def test_torch_compile_compiles_other_quantizations(fields, eager):
+    assert not compiled(replace(make_quantize(), **fields), "normal")
+
+
+@pytest.mark.parametrize(
+    "scale",
+    ["tensor", "channel", scaling.Group(group=32), scaling.Group(group=50), scaling.Block(block=(32, 16))],
+    ids=["tensor", "channel", "ragged groups", "groups", "ragged blocks"],
+)
+def test_torch_compile_compiles_dequantize(scale, eager):
+    contract = dequantize.Dequantize(
+        name="d",
+        dims={"m": (40, 40), "k": (100, 100)},
+        workloads={},
+        q=dequantize.Q(dtype="int8", scale=scale),
+        x=dequantize.X(dtype="bfloat16"),
+    )
+    assert not compiled(contract, "special")
+
+
+@pytest.mark.parametrize(
+    ("fields", "called"),
+    [
+        ({}, ["dynamic_scaled_int8_quant"]),
+        ({"smooth": quantize.Smooth()}, ["dynamic_scaled_int8_quant"]),
+        ({"scale": "tensor"}, ["static_scaled_int8_quant"]),
+        ({"scale": scaling.Group(group=50)}, ["per_token_group_quant_int8"]),
+        ({"scale": scaling.Group(group=64)}, []),
+        ({"scale": "tensor", "given": True}, []),
+        ({"scale": scaling.Block(block=(128, 128))}, []),
+        ({"dtype": "float8_e4m3fn"}, ["per_token_group_fp8_quant", "dynamic_per_token_scaled_fp8_quant"]),
+        ({"dtype": "float8_e4m3fn", "scale": scaling.Group(group=50)}, ["per_token_group_fp8_quant"]),
+        ({"dtype": "float8_e4m3fn", "scale": scaling.Group(group=50, dtype="float8_e8m0fnu")}, []),
+    ],
+)
+def test_what_vllm_races(fields, called, monkeypatch):
+    """By the names of its operators; on another machine they say whether they compute the same."""
+    adapter, found = ADAPTERS["vllm_cuda"], []
+
+    class Operators:
+        def __getattr__(self, name):
+            return lambda *_: found.append(name)
+
+    monkeypatch.setattr(adapter, "operators", Operators)
+    fields = dict(fields)
+    smooth = fields.pop("smooth", None)
+    contract = replace(make_quantize(), q=quantize.Q(**{"dtype": "int8", "scale": "channel"} | fields), smooth=smooth)
+    inputs = contract.inputs({}, np.random.default_rng(0), "normal")
+    tensors = torch_tensors(contract, inputs)
+    for peer in adapter.peers(contract, contract.full_dims({}), tensors):
+        peer.call()
+        assert not {id(value) for value in peer.outputs().values()} & {id(value) for value in tensors.values()}
+    assert found == called
 
 
 @pytest.mark.parametrize(
@@ -177,12 +249,12 @@ def test_torch_compile_compiles_the_contract(dtype, kind, monkeypatch):
 def test_eager_quantization_by_a_plain_loop(scale, tile, scales, dtype):
     torch = pytest.importorskip("torch")
     adapter = ADAPTERS["torch_compile"]
-    assert adapter.tile_of(scale, 10, 70) == tile
+    assert scaling.tile(scale, 10, 70) == tile
     x = np.random.default_rng(2).standard_normal((10, 70), dtype=np.float32)
     x[:4, :32] = 0
     codes, got = adapter.quantize(torch.from_numpy(x), None, tile, getattr(torch, dtype), 0.0)
     assert tuple(got.shape) == scales
-    limit = np.float32(adapter.LIMITS[dtype])
+    limit = np.float32(quantize.MOST[dtype])
     for i, j in np.ndindex(*scales):
         part = np.s_[i * tile[0] : (i + 1) * tile[0], j * tile[1] : (j + 1) * tile[1]]
         amax = np.abs(x[part]).max()
@@ -191,6 +263,20 @@ def test_eager_quantization_by_a_plain_loop(scale, tile, scales, dtype):
         quotients = torch.from_numpy(np.clip(x[part] / expected, -limit, limit))
         rounded = quotients.round() if dtype == "int8" else quotients
         assert torch.equal(codes[part].float(), rounded.to(getattr(torch, dtype)).float())
+
+
+def test_deepspeed_needs_nvcc(monkeypatch, tmp_path):
+    adapter = ADAPTERS["deepspeed"]
+    source = tmp_path / FETCHED["deepspeed"]
+    source.parent.mkdir(parents=True)
+    source.touch()
+    monkeypatch.setenv("KGEN_PEERS", str(tmp_path))
+    monkeypatch.setattr(adapter.shutil, "which", lambda name: None)
+    with pytest.raises(peers.Unavailable, match="nvcc is neither"):
+        adapter.build()
+    monkeypatch.setattr(adapter.shutil, "which", lambda name: "false")
+    with pytest.raises(peers.Unavailable, match="nvcc: "):
+        adapter.build()
 
 
 def test_single_modules_of_vllm_load_with_stand_ins(monkeypatch, tmp_path):

@@ -132,7 +132,7 @@ def test_what_comes_before(before):
     assert not all(check.ok for check in contract.check({"m": 4}, inputs, {"q": q, "scale": scale}, None))
 
 
-@pytest.mark.parametrize("kind", [k for k in quantize.Quantize.input_kinds])
+@pytest.mark.parametrize("kind", quantize.Quantize.input_kinds)
 def test_int4_by_a_plain_loop(kind):
     contract = make("int4", Group(group=16), k=32, x="float16")
     x = contract.inputs({"m": 4}, np.random.default_rng(6), kind)["x"]
@@ -289,6 +289,12 @@ def test_rows_do_not_depend_on_their_order(dtype, scale, x, data):
         ({"before": "silu_and_mul", "scale": Group(group=8)}, ("q", "scale", "group"), "multiple of 16 up to 512"),
         ({"before": "silu_and_mul", "k": 44}, ("dims", "k"), "44 is not a multiple of 8"),
         ({"before": "rms_norm", "dtype": "int4", "scale": Group(group=8)}, ("before",), "does not go with int4"),
+        ({"smooth": quantize.Smooth(), "dtype": "int4", "scale": Group(group=40)}, ("smooth",), "not go with int4"),
+        ({"dtype": "int4", "scale": Group(group=8, major="column")}, ("q", "scale"), "leave out dtype and major"),
+        ({"k": 1 << 15, "m": (1, 40_000), "before": "silu_and_mul"}, ("dims", "m"), "at most 32767 rows"),
+        ({"k": 41, "scale": Group(group=16)}, ("dims", "k"), "no kernel takes k = 41"),
+        ({"k": 4096, "dtype": "int4", "scale": Group(group=1024)}, ("dims", "k"), "no kernel takes k = 4096"),
+        ({"k": 4_000_000, "m": (1, 9)}, ("dims", "k"), "no kernel takes k = 4000000"),
     ],
 )
 def test_what_quantize_refuses(fields, field, says):
@@ -331,10 +337,14 @@ def test_what_is_offered(x, k, scale):
         {"before": "rms_norm"},
         {"dtype": "int4", "scale": Group(group=128)},
         {"dtype": "int4", "scale": Group(group=4096)},
+        {"dtype": "float8_e4m3fn", "scale": Group(group=4096, dtype="float8_e8m0fnu")},
+        {"k": 4104, "before": "rms_norm", "x": "float16"},
     ],
 )
 def test_what_the_others_offer(fields):
     contract = make(**{"k": 4096, "x": "float16"} | fields)
     assert not list(contract.problems())
     check_offers(contract)
-    check_offers(replace(contract, dims={"m": (7, 7), "k": (4096, 4096)}))
+    check_offers(replace(contract, dims=contract.dims | {"m": (7, 7)}))
+    if contract.before:
+        assert all(contract.static("k") % config["each"] == 0 for _, config in contract.candidates())

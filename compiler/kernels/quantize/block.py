@@ -6,7 +6,7 @@ Each row of the tile is walked in chunks of `each` elements (one element where r
 import tilelang.language as T
 
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, reduce_block, stored_scale
+from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 
@@ -19,11 +19,12 @@ def block(op: Quantize, threads: int, each: int):
     codes_of = codec(op)
     reduce = reduce_block(codes_of, threads)
     vector = min(each, 16 // itemsize(x_dtype))
-    words, lanes = each // vector, TILE // each
+    lanes = TILE // each
     rows = threads // lanes  # of the tile at a time
     turns = TILE // rows
     columns = -(-k // TILE)
     scales = op.scale_storage()
+    load = load_words(each // vector, vector)
 
     @T.prim_func
     def kernel(
@@ -43,9 +44,7 @@ def block(op: Quantize, threads: int, each: int):
             for j in T.unroll(turns):
                 row = by * TILE + j * rows + tx // lanes
                 if (row < m) & (column < k):
-                    for w in T.unroll(words):
-                        for v in T.vectorized(vector):
-                            values[j * each + w * vector + v] = x[(row * k + column) // vector + w, v]
+                    load(x, values, j * each, (row * k + column) // vector)
                 else:
                     for e in T.unroll(each):
                         values[j * each + e] = T.cast(0, x_dtype)

@@ -14,6 +14,18 @@ def stored_scale(storage: ScaleStorage, scale):
     return T.cast(T.reinterpret(scale, "int32") >> 23, "uint8") if storage.kernel_dtype == "uint8" else scale
 
 
+def load_words(words: int, vector: int):
+    """A macro: values[base : base + words · vector] = the words from `word` on of x, which is in words of `vector`."""
+
+    @T.macro
+    def load(x, values, base, word):
+        for w in T.unroll(words):
+            for v in T.vectorized(vector):
+                values[base + w * vector + v] = x[word + w, v]
+
+    return load
+
+
 def reduce_team(codec: Codec, lanes: int):
     """A macro: the range of `lanes` neighbouring threads, a power of two of at most 32, in all of them."""
 

@@ -3,7 +3,7 @@
 import tilelang.language as T
 
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS
+from kgen.compiler.kernels.quantize.common import CHUNKS, load_words
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 
@@ -14,6 +14,7 @@ def flat(op: Quantize, threads: int, each: int, unroll: int):
     codes_of = codec(op)
     vector = 16 // itemsize(x_dtype)  # elements a load
     words, share = each // vector, threads * unroll
+    load = load_words(words, vector)
 
     @T.prim_func
     def kernel(
@@ -31,9 +32,7 @@ def flat(op: Quantize, threads: int, each: int, unroll: int):
             for u in T.unroll(unroll):
                 chunk = block * share + u * threads + tx
                 if chunk * each + each <= m * k:
-                    for w in T.unroll(words):
-                        for v in T.vectorized(vector):
-                            values[u * each + w * vector + v] = x[chunk * words + w, v]
+                    load(x, values, u * each, chunk * words)
                 else:
                     for w in T.unroll(words):
                         for v in T.unroll(vector):

@@ -7,7 +7,7 @@ of lanes, a row's round the block, a given scale needs none.
 import tilelang.language as T
 
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, reduce_block, reduce_team, stored_scale
+from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block, reduce_team, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 from kgen.compiler.ops.scaling import Group
@@ -18,19 +18,12 @@ def fused(op: Quantize, threads: int, each: int):
     k, x_dtype, gated = op.static("k"), op.x.dtype, op.before == "silu_and_mul"
     codes_of, scales = codec(op), op.scale_storage()
     vector = min(each, 16 // itemsize(x_dtype))  # elements a load
-    words, turns, warps = each // vector, -(-k // (threads * each)), threads // 32
+    load, turns, warps = load_words(each // vector, vector), -(-k // (threads * each)), threads // 32
     grouped, given = isinstance(op.q.scale, Group) and op.group != k, op.q.given
     wide = op.group
     lanes = wide // each if grouped else 32
     reduce_group, reduce_row = reduce_team(codes_of, lanes), reduce_block(codes_of, threads)
     eps = float(op.eps)
-    scale_dtype = scales.kernel_dtype
-
-    @T.macro
-    def load(source, raw, word):
-        for w in T.unroll(words):
-            for v in T.vectorized(vector):
-                raw[w * vector + v] = source[word + w, v]
 
     @T.macro
     def silu_and_mul(x, values, r, tx):
@@ -39,8 +32,8 @@ def fused(op: Quantize, threads: int, each: int):
         for j in T.unroll(turns):
             column = (j * threads + tx) * each
             if column < k:
-                load(x, gate, (r * 2 * k + column) // vector)
-                load(x, up, (r * 2 * k + k + column) // vector)
+                load(x, gate, 0, (r * 2 * k + column) // vector)
+                load(x, up, 0, (r * 2 * k + k + column) // vector)
                 for e in T.unroll(each):
                     g = T.cast(gate[e], "float32")
                     values[j * each + e] = g * T.fast_rcp(T.float32(1) + T.exp(-g)) * T.cast(up[e], "float32")
@@ -49,14 +42,15 @@ def fused(op: Quantize, threads: int, each: int):
                     values[j * each + e] = T.float32(0)
 
     @T.macro
-    def rms_norm(x, weight, values, sums, r, tx):
+    def rms_norm(x, weight, values, r, tx):
+        sums = T.alloc_shared((warps,), "float32")
         raw = T.alloc_local((each,), x_dtype)
         total = T.alloc_var("float32")
         total = 0
         for j in T.unroll(turns):
             column = (j * threads + tx) * each
             if column < k:
-                load(x, raw, (r * k + column) // vector)
+                load(x, raw, 0, (r * k + column) // vector)
                 for e in T.unroll(each):
                     values[j * each + e] = T.cast(raw[e], "float32")
                     total += values[j * each + e] * values[j * each + e]
@@ -76,7 +70,7 @@ def fused(op: Quantize, threads: int, each: int):
         for j in T.unroll(turns):
             column = (j * threads + tx) * each
             if column < k:
-                load(weight, raw, column // vector)
+                load(weight, raw, 0, column // vector)
                 for e in T.unroll(each):
                     values[j * each + e] = values[j * each + e] * norm * T.cast(raw[e], "float32")
 
@@ -115,40 +109,24 @@ def fused(op: Quantize, threads: int, each: int):
             for j in T.unroll(turns):
                 store(q, values, codes, s, r, j, tx)
             if tx == 0:
-                scale[r] = s[0]
+                scale[r] = stored_scale(scales, s[0])
 
-    if gated:
-
-        @T.prim_func
-        def kernel(
-            x: T.Tensor((CHUNKS, vector), x_dtype),
-            q: T.Tensor((CHUNKS, each), codes_of.dtype),
-            scale: T.Tensor((CHUNKS,), scale_dtype),
-            m: T.int32,
-        ):
-            with T.Kernel(m, threads=threads) as r:
-                tx = T.get_thread_binding()
-                values = T.alloc_local((turns * each,), "float32")
-                parts = T.alloc_shared((warps,), "int32")
+    @T.prim_func
+    def kernel(
+        x: T.Tensor((CHUNKS, vector), x_dtype),
+        weight: T.Tensor((CHUNKS, vector), x_dtype),
+        q: T.Tensor((CHUNKS, each), codes_of.dtype),
+        scale: T.Tensor((CHUNKS,), scales.kernel_dtype),
+        m: T.int32,
+    ):
+        with T.Kernel(m, threads=threads) as r:
+            tx = T.get_thread_binding()
+            values = T.alloc_local((turns * each,), "float32")
+            parts = T.alloc_shared((warps,), "int32")
+            if gated:
                 silu_and_mul(x, values, r, tx)
-                quantize(values, q, scale, parts, r, m, tx)
-
-    else:
-
-        @T.prim_func
-        def kernel(
-            x: T.Tensor((CHUNKS, vector), x_dtype),
-            weight: T.Tensor((CHUNKS, vector), x_dtype),
-            q: T.Tensor((CHUNKS, each), codes_of.dtype),
-            scale: T.Tensor((CHUNKS,), scale_dtype),
-            m: T.int32,
-        ):
-            with T.Kernel(m, threads=threads) as r:
-                tx = T.get_thread_binding()
-                values = T.alloc_local((turns * each,), "float32")
-                parts = T.alloc_shared((warps,), "int32")
-                sums = T.alloc_shared((warps,), "float32")
-                rms_norm(x, weight, values, sums, r, tx)
-                quantize(values, q, scale, parts, r, m, tx)
+            else:
+                rms_norm(x, weight, values, r, tx)
+            quantize(values, q, scale, parts, r, m, tx)
 
     return kernel

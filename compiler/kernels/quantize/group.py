@@ -7,7 +7,7 @@ boundaries; the last group of a row may be short. A block takes `unroll` groups 
 import tilelang.language as T
 
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, reduce_team, stored_scale
+from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_team, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 
@@ -17,7 +17,7 @@ def group(op: Quantize, threads: int, each: int, unroll: int):
     k, wide, x_dtype = op.static("k"), op.group, op.x.dtype
     codes_of = codec(op)
     vector = 16 // itemsize(x_dtype)  # elements a load
-    words, stored = each // vector, each // codes_of.per_byte
+    load, stored = load_words(each // vector, vector), each // codes_of.per_byte
     lanes, groups = wide // each, -(-k // wide)
     reduce = reduce_team(codes_of, lanes)
     teams = threads // lanes
@@ -42,9 +42,7 @@ def group(op: Quantize, threads: int, each: int, unroll: int):
                 row = index // groups
                 column = index % groups * wide + tx % lanes * each
                 if (row < m) & (column < k):
-                    for w in T.unroll(words):
-                        for v in T.vectorized(vector):
-                            values[u * each + w * vector + v] = x[(row * k + column) // vector + w, v]
+                    load(x, values, u * each, (row * k + column) // vector)
                 else:
                     for e in T.unroll(each):
                         values[u * each + e] = T.cast(0, x_dtype)

@@ -10,7 +10,7 @@ With smooth, y = x / smooth goes the fast way of `arithmetic` too. Where that ma
 import tilelang.language as T
 
 from kgen.compiler.kernels.quantize.arithmetic import MAGNITUDE, SIZE, bits, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, reduce_block
+from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 
@@ -30,6 +30,8 @@ def row(op: Quantize, threads: int, each: int):
     whole = aligned and k % (threads * each) == 0
     y_dtype = "float32" if smooth else x_dtype
     int4 = codes_of.per_byte == 2
+    load_whole = load_words(words, vector)
+    scales = op.scale_storage()
 
     @T.macro
     def divide(values, most, divisors, chunk, begin, base, exact):
@@ -54,9 +56,7 @@ def row(op: Quantize, threads: int, each: int):
             chunk = begin // each + j * threads + tx
             inside = (chunk * each >= begin) & (chunk * each + each <= begin + k)
             if whole or inside:
-                for w in T.unroll(words):
-                    for v in T.vectorized(vector):
-                        raw[w * vector + v] = x[chunk * words + w, v]
+                load_whole(x, raw, 0, chunk * words)
             else:
                 for w in T.unroll(words):
                     for v in T.unroll(vector):
@@ -74,7 +74,7 @@ def row(op: Quantize, threads: int, each: int):
         x: T.Tensor((CHUNKS, vector), x_dtype),
         divisors: T.Tensor((k,), "float32"),
         q: T.Tensor((CHUNKS, stored), codes_of.dtype),
-        scale: T.Tensor((CHUNKS, 2 if int4 else 1), "float32"),
+        scale: T.Tensor((CHUNKS, 2 if int4 else 1), scales.kernel_dtype),
         m: T.int32,
     ):
         with T.Kernel(m, threads=threads) as r:
@@ -109,7 +109,7 @@ def row(op: Quantize, threads: int, each: int):
                         if (chunk * each + e >= begin) & (chunk * each + e < begin + k):
                             q[chunk, e] = codes[e]
             if tx == 0:
-                scale[r, 0] = s[0]
+                scale[r, 0] = stored_scale(scales, s[0])
                 if int4:
                     scale[r, 1] = s[2]
 

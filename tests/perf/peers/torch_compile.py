@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from kgen.build.peers import Peer
 from kgen.compiler.ops.contract import Operator
 from kgen.compiler.ops.dequantize import Dequantize
-from kgen.compiler.ops.quantize import Quantize
-from kgen.compiler.ops.scaling import Block, Group, Scale
+from kgen.compiler.ops.quantize import MOST, Quantize
+from kgen.compiler.ops.scaling import tile
 
 if TYPE_CHECKING:
     import torch
 
-LIMITS = {"int8": 127.0, "float8_e4m3fn": 448.0}
-
 
 def peers(op: Operator, dims: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
     """The compiled `quantize` or `dequantize`."""
-    if isinstance(op, Quantize) and op.q.dtype in LIMITS and not (op.q.given or op.before or op.power_of_two):
+    if isinstance(op, Quantize) and op.q.dtype in MOST and not (op.q.given or op.before or op.power_of_two):
         yield compiled_quantize(op, tensors)
-    if isinstance(op, Dequantize) and op.q.dtype in LIMITS:
+    if isinstance(op, Dequantize) and op.q.dtype in MOST:
         yield compiled_dequantize(op, tensors)
 
 
@@ -29,57 +27,44 @@ def compiled_quantize(op: Quantize, tensors: Mapping[str, torch.Tensor]) -> Peer
     import torch
 
     x, smooth, dtype, shape = tensors["x"], tensors.get("smooth"), tensors["q"].dtype, tensors["scale"].shape
-    tile, floor = tile_of(op.q.scale, *x.shape), float(op.q.amax_floor)
+    shared, floor = tile(op.q.scale, *x.shape), float(op.q.amax_floor)
     torch.compiler.reset()  # shapes add up to dynamo's recompile limit otherwise
     compiled = torch.compile(quantize, fullgraph=True, dynamic=False)
 
     def outputs() -> dict[str, torch.Tensor]:
-        q, scale = compiled(x, smooth, tile, dtype, floor)
+        q, scale = compiled(x, smooth, shared, dtype, floor)
         return {"q": q, "scale": scale.view(shape)}
 
     note = "inductor divides approximately: neighbouring codes near ties"
-    return Peer("torch-compile", lambda: compiled(x, smooth, tile, dtype, floor), outputs, note)
+    return Peer("torch-compile", lambda: compiled(x, smooth, shared, dtype, floor), outputs, note)
 
 
 def compiled_dequantize(op: Dequantize, tensors: Mapping[str, torch.Tensor]) -> Peer:
     import torch
 
     q, scale, dtype = tensors["q"], tensors["scale"], tensors["x"].dtype
-    tile = tile_of(op.q.scale, *q.shape)
+    shared = tile(op.q.scale, *q.shape)
     torch.compiler.reset()
     compiled = torch.compile(dequantize, fullgraph=True, dynamic=False)
     return Peer(
-        "torch-compile", lambda: compiled(q, scale, tile, dtype), lambda: {"x": compiled(q, scale, tile, dtype)}
+        "torch-compile", lambda: compiled(q, scale, shared, dtype), lambda: {"x": compiled(q, scale, shared, dtype)}
     )
 
 
-def tile_of(scale: Scale, rows: int, columns: int) -> tuple[int, int]:
-    """Rows and columns that share a scale."""
-    match scale:
-        case Group():
-            return 1, scale.group
-        case Block():
-            return scale.block
-        case "channel":
-            return 1, columns
-        case _:
-            return rows, columns
-
-
 def quantize(
-    x: torch.Tensor, smooth: torch.Tensor | None, tile: tuple[int, int], dtype: torch.dtype, floor: float
+    x: torch.Tensor, smooth: torch.Tensor | None, shared: tuple[int, int], dtype: torch.dtype, floor: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of x ``[rows, columns]``, and a scale for each tile."""
+    """Codes of x ``[rows, columns]``, and a scale for each tile of `shared` rows and columns."""
     import torch
 
-    (rows, columns), (high, wide) = x.shape, tile
+    (rows, columns), (high, wide) = x.shape, shared
     down, across = -(-rows // high), -(-columns // wide)
     y = x.float() if smooth is None else x.float() / smooth
     if (down * high, across * wide) != (rows, columns):
         y = torch.nn.functional.pad(y, (0, across * wide - columns, 0, down * high - rows))
     tiles = y.view(down, high, across, wide)
     amax = tiles.abs().amax((1, 3), keepdim=True)
-    limit = LIMITS[str(dtype).removeprefix("torch.")]
+    limit = MOST[str(dtype).removeprefix("torch.")]
     # By a tensor: on a GPU torch divides by a number through its reciprocal, which is not the quotient.
     scale = amax.clamp(min=floor) / torch.full_like(amax, limit)
     if not floor:
@@ -91,9 +76,9 @@ def quantize(
     return codes.to(dtype), scale.view(down, across)
 
 
-def dequantize(q: torch.Tensor, scale: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+def dequantize(q: torch.Tensor, scale: torch.Tensor, shared: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     """x ``[rows, columns]`` of codes and the scale of each tile."""
-    (rows, columns), (high, wide) = q.shape, tile
+    (rows, columns), (high, wide) = q.shape, shared
     if high == rows and wide == columns:
         return (q.float() * scale).to(dtype)
     if wide == columns and high == 1:

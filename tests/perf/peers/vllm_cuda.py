@@ -52,10 +52,14 @@ def operators() -> Any:
     return torch.ops._C
 
 
+def own_outputs(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Room for the peer's ``q`` and ``scale``: kgen's own are not to be written."""
+    return [tensors[name].new_empty(tensors[name].shape) for name in ("q", "scale")]
+
+
 def int8_by_row(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
     """A scale a row, as its W8A8 layers quantize activations."""
-    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
-    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    x, (q, scale) = tensors["x"], own_outputs(tensors)
     note = "multiplies by 127/amax: neighbouring codes near ties; rows of zeros get scale 0"
     return Peer(
         "vllm-cuda",
@@ -69,8 +73,8 @@ def int8_smooth(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
     """A division in torch, then by row."""
     import torch
 
-    x, smooth, q, scale = tensors["x"], tensors["smooth"], tensors["q"], tensors["scale"]
-    q, scale, y = q.new_empty(q.shape), scale.new_empty(scale.shape), torch.empty_like(x, dtype=torch.float32)
+    x, smooth, (q, scale) = tensors["x"], tensors["smooth"], own_outputs(tensors)
+    y = torch.empty_like(x, dtype=torch.float32)
 
     def call() -> None:
         torch.div(x, smooth, out=y)
@@ -83,13 +87,13 @@ def int8_tensor(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
     """vLLM measures no scale of a tensor: torch does, then its kernel for a given scale."""
     import torch
 
-    x, q = tensors["x"], tensors["q"].new_empty(tensors["q"].shape)
-    scale = tensors["scale"].new_empty((1,))
+    x, (q, scale) = tensors["x"], own_outputs(tensors)
+    one = scale.new_ones(())
 
     def call() -> None:
         low, high = torch.aminmax(x)
         amax = torch.maximum(-low, high).float()
-        torch.where(amax > 0, amax / 127, 1.0, out=scale[0])
+        torch.where(amax > 0, amax / 127, one, out=scale[0])
         ops.static_scaled_int8_quant(q, x, scale, None)
 
     return Peer("vllm-cuda", call, lambda: {"q": q, "scale": scale}, "multiplies by 1/scale; amax and scale by torch")
@@ -97,8 +101,7 @@ def int8_tensor(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
 
 def int8_groups(ops: Any, tensors: Mapping[str, torch.Tensor], wide: int) -> Peer:
     """A scale for each `wide` columns of a row."""
-    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
-    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    x, (q, scale) = tensors["x"], own_outputs(tensors)
     note = "truncates instead of rounding; amax is at least 1e-10"
     return Peer(
         "vllm-cuda",
@@ -110,8 +113,7 @@ def int8_groups(ops: Any, tensors: Mapping[str, torch.Tensor], wide: int) -> Pee
 
 def fp8_groups(ops: Any, tensors: Mapping[str, torch.Tensor], wide: int, floor: float) -> Peer:
     """A scale for each `wide` columns of a row, as its block-scaled fp8 layers quantize activations."""
-    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
-    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    x, (q, scale) = tensors["x"], own_outputs(tensors)
     return Peer(
         "vllm-cuda",
         lambda: ops.per_token_group_fp8_quant(
@@ -124,8 +126,7 @@ def fp8_groups(ops: Any, tensors: Mapping[str, torch.Tensor], wide: int, floor: 
 
 def fp8_by_row(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
     """A scale a row, as its W8A8 layers quantize activations."""
-    x, q, scale = tensors["x"], tensors["q"], tensors["scale"]
-    q, scale = q.new_empty(q.shape), scale.new_empty(scale.shape)
+    x, (q, scale) = tensors["x"], own_outputs(tensors)
     return Peer(
         "vllm-fp8-row",
         lambda: ops.dynamic_per_token_scaled_fp8_quant(q, x, scale.view(-1, 1), None),
