@@ -2,8 +2,8 @@
 
 Each case: random inputs, outputs poisoned, guard bytes around every buffer, a plain run; then again with fresh uploads
 and another poison, through a captured graph on a second stream. The contract checks the outputs; guards and inputs
-must stay as they were; and the two runs must give the same bits: an element that a kernel leaves unwritten holds the
-poison of each, and a race seldom ends twice in the same way.
+must stay as they were and locks be zero again; and the two runs must give the same bits: an element that a kernel
+leaves unwritten holds the poison of each, and a race seldom ends twice in the same way.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _run(
         run(stream)
         driver.synchronize_stream(stream)
         results.append(arena.outputs(driver, contract, tensors))
-        failures += buffers.broken()
+        failures += [*buffers.broken(), *_held_locks(driver, plan, workspace)]
         for tensor in contract.tensors():
             if tensor.role == "in":
                 failures += compare.changed(tensor.name, inputs[tensor.name], arena.read(driver, tensors[tensor.name]))
@@ -195,10 +195,25 @@ def _replay(driver: Driver, call: Callable[[int], None], stream: int) -> None:
 
 def _poison_scratch(driver: Driver, plan: Plan, workspace: Ptr | None, byte: int) -> None:
     """A call must not depend on what its scratch memory holds."""
+    for _, address, nbytes in _parts(plan, workspace, "scratch"):
+        driver.memset(address, byte, nbytes)
+
+
+def _held_locks(driver: Driver, plan: Plan, workspace: Ptr | None) -> Iterator[str]:
+    """A sentence for each part with locks that a run did not leave zero, as the next run needs them."""
+    for name, address, nbytes in _parts(plan, workspace, "locks"):
+        locks = np.empty(nbytes, np.uint8)
+        driver.copy_to_host(locks, address)
+        if locks.any():
+            yield f"{name}: not zero after a run, the first at byte {np.flatnonzero(locks)[0]} of {nbytes}"
+
+
+def _parts(plan: Plan, workspace: Ptr | None, kind: str) -> Iterator[tuple[str, int, int]]:
+    """(name, address, bytes) of the workspace's parts of a kind; those that are empty are left out."""
     symbols = plan.selection.symbols
     for part in plan.selection.variant.program.workspace:
-        if part.kind == "scratch" and (nbytes := evaluate(part.bytes, symbols)):
-            driver.memset(workspace.address + evaluate(part.offset, symbols), byte, nbytes)
+        if part.kind == kind and (nbytes := evaluate(part.bytes, symbols)):
+            yield part.name, workspace.address + evaluate(part.offset, symbols), nbytes
 
 
 def _is_lost(driver: Driver, context: int) -> bool:

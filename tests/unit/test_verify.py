@@ -1,9 +1,7 @@
-"""``kgen verify`` on the fake driver: device memory is host memory, kernels are Python functions on numpy arrays."""
+"""What `verify` finds in kernels, on the fake driver: device memory is host memory, kernels are Python functions."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import re
 import shlex
 from itertools import count
@@ -12,93 +10,14 @@ from typing import Any
 import numpy as np
 import products
 import pytest
-from click.testing import CliRunner
+from products import N
+from stand_ins import memory, product, right, unwritten_tail, verify, wrong_scale
 
 from kgen.build import compare
-from kgen.build.cli import main
-from kgen.build.records import Records
 from kgen.build.verify import Point, verify_point
 from kgen.compiler.ops.gemm import Gemm
-from kgen.compiler.ops.quantize import Q, Quantize, X
 from kgen.runtime import Bundle
 from kgen.runtime.format import manifest as m
-
-N, K = products.N, products.K
-TURN = count()
-
-
-def memory(address: int, *shape: int) -> np.ndarray:
-    """Device memory as float16, writable."""
-    nbytes = 2 * int(np.prod(shape))
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.float16).reshape(shape)
-
-
-def product(a, b):
-    return (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16)
-
-
-def right(a, b, out):
-    out[...] = product(a, b)
-
-
-def off_by_one_row(a, b, out):
-    out[...] = np.roll(product(a, b), 1, axis=0)
-
-
-def wrong_scale(a, b, out):
-    out[...] = product(a, b) * np.float16(1.03)
-
-
-def unwritten_tail(a, b, out):
-    whole = len(a) // 16 * 16
-    out[:whole] = product(a, b)[:whole]
-
-
-def race(a, b, out):
-    right(a, b, out)
-    toward = np.float16(100 if next(TURN) % 2 else -100)
-    out[-1, 5] = np.nextafter(out[-1, 5], toward)  # each as right as rounding may be, but never the same twice
-
-
-def out_of_bounds(a, b, out):
-    right(a, b, out)
-    memory(out.ctypes.data + out.nbytes, 8)[:] = 0
-
-
-def changes_input(a, b, out):
-    right(a, b, out)
-    a[0, 2] = 7
-
-
-STAND_INS = {
-    kernel.__name__: kernel
-    for kernel in (right, off_by_one_row, wrong_scale, unwritten_tail, race, out_of_bounds, changes_input)
-}
-
-
-@pytest.fixture
-def device(fake):
-    """Runs a launch as the stand-in of its entry's name. Tests may change the stand-ins."""
-    stand_ins = dict(STAND_INS)
-
-    def launch(call: dict[str, Any]) -> None:
-        a, b, out, rows = (int.from_bytes(param, "little") for param in call["params"])
-        stand_ins[call["entry"]](memory(a, rows, K), memory(b, N, K), memory(out, rows, N))
-
-    for name in stand_ins:
-        fake.register(name, [8, 8, 8, 4])
-    fake.on_launch(launch)
-    return stand_ins
-
-
-@pytest.fixture
-def bundle(tmp_path):
-    """A bundle with an operator for each stand-in."""
-    return products.write(tmp_path / "made by hand.kgen", map(products.contract, STAND_INS))
-
-
-def verify(*args: Any):
-    return CliRunner().invoke(main, ["verify", *map(str, args)])
 
 
 def failed(*args: Any) -> str:
@@ -106,12 +25,6 @@ def failed(*args: Any) -> str:
     result = verify(*args)
     assert (result.exit_code, type(result.exception)) == (1, SystemExit), (result.output, result.exception)
     return result.stdout
-
-
-def ran(*args: Any) -> list[tuple[str, dict[str, int], str]]:
-    """(operator, dims, kind) of each case that such a run has, whatever comes of it."""
-    cases = json.loads(verify(*args, "--json").stdout)["cases"]
-    return [(case["operator"], case["dims"], case["kind"]) for case in cases]
 
 
 @pytest.mark.parametrize("name", ["ctypes", "cuda-python"])
@@ -265,18 +178,20 @@ def test_strided_outputs(tmp_path, device, driver):
         assert any("exceeds" in failure for failure in verify_point(kernels, point, 1).failures)
 
 
+def with_workspace(path, name, part, writes):
+    """A bundle with the product `name` and a part of a workspace, which its kernel gets where `writes` was."""
+    contract = products.contract(name)
+    (variant,) = Bundle.open(products.write(path / "plain.kgen", [contract])).manifest.operators[name].variants
+    (launch,) = variant.program.steps
+    args = tuple(m.Arg(pointer=part.name) if arg.pointer == writes else arg for arg in launch.args)
+    program = m.Program((launch._replace(args=args),), (part,), ["+", part.offset, part.bytes])
+    changed = products.operator(contract, program, {})
+    return products.write(path / "changed.kgen", [contract], **{name: changed})
+
+
 def test_scratch_memory_is_poisoned_before_each_run(tmp_path, fake, driver):
     """The kernel copies what it finds in scratch memory to its output."""
-    contract = products.contract("copies")
-    path = products.write(tmp_path / "one.kgen", [contract])
-    built = Bundle.open(path).manifest
-    (variant,) = built.operators["copies"].variants
-    scratch = m.Workspace("scratch", "scratch", 256, ["*", "m", 2 * N])
-    (launch,) = variant.program.steps
-    args = (m.Arg(pointer="a"), m.Arg(pointer="scratch"), m.Arg(pointer="out"), m.Arg(value="m"))
-    program = m.Program((launch._replace(args=args),), (scratch,), ["+", 256, scratch.bytes])
-    changed = products.operator(contract, program, {})
-    path = products.write(tmp_path / "two.kgen", [contract], copies=changed)
+    path = with_workspace(tmp_path, "copies", m.Workspace("scratch", "scratch", 256, ["*", "m", 2 * N]), "b")
 
     def copy(call):
         _, source, out, rows = (int.from_bytes(param, "little") for param in call["params"])
@@ -285,192 +200,27 @@ def test_scratch_memory_is_poisoned_before_each_run(tmp_path, fake, driver):
     fake.register("copies", [8, 8, 8, 4])
     fake.on_launch(copy)
     with Bundle.open(path).load(0, driver=driver) as kernels:
-        case = verify_point(kernels, Point(contract, None, {"m": 17}, "normal"), 1)
+        case = verify_point(kernels, Point(products.contract("copies"), None, {"m": 17}, "normal"), 1)
     assert any("got nan" in failure for failure in case.failures)
 
 
-def quantizer() -> m.Operator:
-    """An operator of another family, of one size, that does nothing."""
-    contract = Quantize(
-        name="quantizer", dims={"m": (9, 9), "k": (32, 32)}, workloads={"fixed": {}},
-        x=X(dtype="float32"), q=Q(dtype="int8", scale="channel"),
-    )  # fmt: skip
-    return products.operator(contract, m.Program((), (), 0), {})
+@pytest.mark.parametrize("left", [0, 3])
+def test_locks_are_zero_again_after_a_run(tmp_path, fake, driver, left):
+    """The kernel gets locks in b's place, and must find and leave them zero."""
+    path = with_workspace(tmp_path, "meets", m.Workspace("locks", "locks", 0, 256), "b")
+    found = []
 
+    def meet(call):
+        locks = memory(int.from_bytes(call["params"][1], "little"), 128)
+        found.append(locks.copy())
+        locks[5] = left
 
-@pytest.fixture
-def two_families(tmp_path):
-    gemms = map(products.contract, ("right", "race"))
-    return products.write(tmp_path / "two.kgen", gemms, quantizer=quantizer())
-
-
-def test_filters(two_families, device):
-    path = two_families
-    of = {name: [case for case in ran(path) if case[0] == name] for name in ("quantizer", "race", "right")}
-    assert [len(cases) for cases in of.values()] == [7, 8, 8] and ran(path) == [
-        *of["quantizer"],
-        *of["race"],
-        *of["right"],
-    ]
-    assert ran(path, "--op", "right", "--op", "race") == of["right"] + of["race"]
-    assert ran(path, "--op", "race", "--workload", "prefill", "--kind", "normal") == [("race", {"m": 33}, "normal")]
-    assert ran(path, "--workload", "decode", "--workload", "fixed", "--kind", "normal") == [
-        ("quantizer", {}, "normal"),
-        ("race", {"m": 17}, "normal"),
-        ("right", {"m": 17}, "normal"),
-    ]
-    assert ran(path, "--op", "right", "--dims", "m=5") == [("right", {"m": 5}, kind) for kind in Gemm.input_kinds]
-    assert ran(path, "--dims", "m=9", "--dims", "m=70", "--kind", "normal") == [
-        ("quantizer", {}, "normal"),  # its m is always 9
-        *((name, {"m": rows}, "normal") for name in ("race", "right") for rows in (9, 70)),
-    ]
-    sizes = [dims for _, dims, kind in of["right"] if kind == "normal"]
-    assert ran(path, "--op", "right", "--kind", "integers") == [("right", dims, "integers") for dims in sizes]
-    assert ran(path, "--kind", "ties", "--kind", "zeros") == [("quantizer", {}, kind) for kind in ("ties", "zeros")]
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ("--op wrong", "no operator 'wrong'; the bundle has quantizer, race, right"),
-        ("--workload slow", "no workload 'slow'; the operators have fixed, decode, prefill"),
-        ("--workload decode --op quantizer", "no workload 'decode'; the operators have fixed"),
-        ("--kind odd --op right", "no kind of input 'odd'; the operators have normal, integers"),
-        ("--dims m=71 --op right", "right: m=71 is outside the declared 1..70"),
-        ("--dims m=17 --dims m=71 --op right", "right: m=71 is outside the declared 1..70"),
-        ("--dims m=71", "quantizer: m=71 is outside the declared 9.*race: m=71 is outside the declared 1..70"),
-        ("--dims q=1 --op right", "right has no dim 'q'; its dims: k, m, n"),
-        ("--dims n=64 --op right", "right: dim m is missing; it may be 1..70"),
-        ("--dims 17", "'17' is not of the form DIM=INTEGER"),
-        ("--dims m=17 --workload decode", "'m=17' .* 'decode'"),
-        ("--seed -1", "-1 is not in the range x>=0"),
-    ],
-)
-def test_what_an_option_names_must_be_there(two_families, args, words):
-    result = verify(two_families, *args.split())
-    assert result.exit_code == 2 and result.stdout == ""
-    said = re.sub(r"[│\s]+", " ", result.stderr)
-    assert re.search(f"Invalid value.*{words}", said), said
-
-
-def test_nothing_to_verify(two_families):
-    result = verify(two_families, "--workload", "decode", "--kind", "ties")
-    assert result.exit_code == 1 and result.stdout == ""
-    assert "nothing to verify: no operator of" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"op": "moe"}, "right: this kgen has no operator family 'moe'; it has dequantize, gemm, "),
-        ({"abi": 9}, "right is of gemm@9; this kgen has gemm@1"),
-        ({"attrs": {"a": {"dtype": "float16"}, "bias": {}}}, r"gemm \(a, b, out\) has other fields .* \(a, bias\)"),
-        ({"attrs": {}}, r"other fields than the bundle's \(\)"),
-        ({"attrs": {"a": {"kind": 1}}}, r"other fields than the bundle's \(a\)"),
-    ],
-)
-def test_an_operator_that_this_kgen_does_not_know(tmp_path, device, change, words):
-    contracts = [products.contract(name) for name in ("right", "race")]
-    known = products.operator(contracts[0], m.Program((), (), 0), {})
-    path = products.write(tmp_path / "other.kgen", contracts, right=known._replace(**change))
-    result = verify(path)
-    assert result.exit_code == 2 and re.search(f"^UnknownOperator: .*{words}", result.stderr), result.stderr
-    assert verify(path, "--op", "race").exit_code == 1, "the other operator is verified, and fails"
-
-
-def faulty(fake, rows: int):
-    """A kernel that reads where it must not, at that many rows."""
-
-    def kernel(a, b, out):
-        right(a, b, out)
-        if len(a) == rows:
-            fake.fault(700)
-
-    return kernel
-
-
-def test_a_fault_ends_the_run(bundle, device, fake, tmp_path):
-    device["right"] = faulty(fake, 33)
-    records = tmp_path / "records"
-    result = verify(bundle, "--op", "right", "--op", "race", "--seed", 4, "--record", records)
-    assert (result.exit_code, type(result.exception)) == (1, SystemExit), result.output
-    first, second, *rest = result.stdout.splitlines()
-    assert first.startswith("[1/16] ok      right m=17 (decode) normal")
-    assert second == "[2/16] failed  right m=33 (prefill) normal"
-    assert rest[0].strip().startswith("DriverError: cuStreamSynchronize failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)")
-    assert "context is lost" in rest[1] and "variant 0 ran: form=rows" in rest[2]
-    assert rest[3].endswith("--op right --dims m=33 --kind normal --seed 4")
-    assert rest[4] == "[3/16] not run right m=1 normal" and rest[-1] == "[16/16] not run race m=63 integers"
-    assert len(rest[4:]) == 14 and all("] not run r" in line for line in rest[4:])
-    assert result.stderr == "1 of 16 cases passed, 1 failed, 14 not run, seed 4\n"
-    (entries,) = Records.load(records).devices.values()
-    assert [(entry["dims"], entry["ok"]) for entry in entries] == [({"m": 17}, True), ({"m": 33}, False)]
-
-
-def test_a_fault_as_json(bundle, device, fake):
-    device["right"] = faulty(fake, 17)
-    cases = json.loads(verify(bundle, "--op", "right", "--json").stdout)["cases"]
-    assert [case["status"] for case in cases] == ["failed", *["not run"] * 7]
-
-
-def test_a_launch_that_is_refused_ends_the_case_alone(bundle, device, fake):
-    fake.fail("cuLaunchKernelEx", 1)
-    result = verify(bundle, "--op", "right", "--workload", "decode", "--workload", "prefill", "--kind", "normal")
-    lines = result.stdout.splitlines()
-    assert "DriverError: cuLaunchKernelEx failed with CUDA_ERROR_INVALID_VALUE (1)" in lines[1] and "ok" in lines[-1]
-    assert result.stderr.startswith("1 of 2 cases passed, 1 failed")
-
-
-def test_a_launch_that_is_refused_in_the_capture_ends_it(bundle, device, fake):
-    turn = count()
-
-    def kernel(a, b, out):
-        right(a, b, out)
-        if next(turn) == 0:
-            fake.fail("cuLaunchKernelEx", 900)
-
-    device["right"] = kernel
-    result = verify(bundle, "--op", "right", "--workload", "decode", "--workload", "prefill", "--kind", "normal")
-    lines = result.stdout.splitlines()
-    assert "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in lines[1] and lines[-1].startswith("[2/2] ok")
-
-
-def strict(text: str) -> Any:
-    """JSON without NaN and infinities."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-
-
-def test_json(bundle, device):
-    result = verify(bundle, "--op", "unwritten_tail", "--workload", "decode", "--seed", 1, "--json")
-    value = strict(result.stdout)
-    assert (value["device"], value["seed"], result.exit_code) == ("Fake H200", 1, 1)
-    assert "[1/2] failed  unwritten_tail" in result.stderr and "0 of 2 cases passed" in result.stderr
-    case = value["cases"][0]
-    assert (case["operator"], case["workload"], case["dims"]) == ("unwritten_tail", "decode", {"m": 17})
-    assert (case["status"], case["kind"], case["config"]["form"]) == ("failed", "normal", "rows")
-    worst = case["checks"][1]
-    assert (worst["ok"], worst["got"], worst["error"], worst["worst"]) == (False, None, None, [16, 0])
-    assert any(WRITTEN in failure for failure in case["failures"])
-
-
-def test_records(bundle, device, fake, tmp_path):
-    fake.device(0, sm_count=78)
-    records = tmp_path / "records"
-    assert verify(bundle, "--op", "right", "--op", "unwritten_tail", "--seed", 9, "--record", records).exit_code == 1
-    strict((records / "fake_h200.json").read_text())
-    entries = {(e["operator"], e["dims"]["m"]): e for e in Records.load(records).devices["Fake H200"]}
-    # Equal contracts are one, whatever their names: the later operator's entries stay.
-    assert set(entries) == {("unwritten_tail", rows) for rows in (1, 17, 33, 63, 64, 65, 70)}
-    entry = entries["unwritten_tail", 63]
-    contract = products.contract("unwritten_tail")
-    assert entry["contract"] == contract.digest() == products.contract("right").digest()
-    assert (entry["sm_count"], entry["driver"], entry["seed"]) == (78, 13000, 9)
-    assert (entry["kind"], entry["inputs"], entry["ok"]) == ("verify", ["integers", "normal"], False)
-    assert entry["errors"]["out: half ulps of the row's magnitude"] is None, "NaN is not lost"
-    assert entries["unwritten_tail", 64]["ok"] and 0 < entries["unwritten_tail", 64]["errors"][
-        "out: relative Frobenius error of sampled rows"] < 2e-3  # fmt: skip
-    assert entry["kernels"] == [launch.kernel for launch in Bundle.open(bundle).manifest.operators[
-        "unwritten_tail"].variants[0].program.launches]  # fmt: skip
+    fake.register("meets", [8, 8, 8, 4])
+    fake.on_launch(meet)
+    with Bundle.open(path).load(0, driver=driver) as kernels:
+        case = verify_point(kernels, Point(products.contract("meets"), None, {"m": 17}, "normal"), 1)
+    told = [failure for failure in case.failures if "locks" in failure]
+    assert not found[0].any() and told == (["locks: not zero after a run, the first at byte 11 of 256"] if left else [])
 
 
 def test_bits_tell_what_values_do_not():
