@@ -4,7 +4,7 @@ wherever rows start; only the tensor's last chunk may be masked.
 
 import tilelang.language as T
 
-from kgen.compiler.kernels.quantize.common import CHUNKS, UNGUARDED
+from kgen.compiler.kernels.common import CHUNKS, UNGUARDED
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.dequantize import Dequantize
 from kgen.compiler.ops.numerics import itemsize

@@ -14,7 +14,7 @@ from kgen.compiler.ops.contract import Operator
 from kgen.runtime.errors import UnknownOperator
 from kgen.runtime.format.manifest import Operator as ManifestOperator
 
-_NOT_FAMILIES = {"contract", "numerics", "scaling"}
+_NOT_FAMILIES = {"contract", "numerics", "routing", "scaling"}
 
 
 def names() -> list[str]:

@@ -87,11 +87,23 @@ def by_rows(function: Callable[[slice], tuple[np.ndarray, ...]], rows: int, step
         return [np.concatenate(parts) for parts in zip(*pool.map(function, slices), strict=True)]
 
 
-def check_close(output: str, got: np.ndarray, expected: np.ndarray, limit: float) -> Check:
-    """Every element within `limit` of the expected one, relatively; equal infinities and NaN are close."""
+def check_none(output: str, measure: str, wrong: np.ndarray) -> Check:
+    """No element of `wrong` is true; `measure` says what it would be."""
+    at = tuple(int(i) for i in np.unravel_index(np.argmax(wrong), wrong.shape)) if wrong.any() else ()
+    return Check(output, measure, int(np.count_nonzero(wrong)), 0, at)
+
+
+def check_close(
+    output: str, got: np.ndarray, expected: np.ndarray, limit: float, floor: float = float(np.finfo(np.float32).tiny)
+) -> Check:
+    """Every element within `limit` of the expected one, relatively; equal infinities and NaN are close.
+
+    Args:
+        floor: the least magnitude that errors are relative to.
+    """
     got, expected = got.astype(np.float64), expected.astype(np.float64)
     with np.errstate(all="ignore"):
-        off = np.abs(got - expected) / np.maximum(np.abs(expected), np.finfo(np.float32).tiny)
+        off = np.abs(got - expected) / np.maximum(np.abs(expected), floor)
     off[(got == expected) | ((got != got) & (expected != expected))] = 0
     at = tuple(int(i) for i in np.unravel_index(np.argmax(np.where(np.isnan(off), np.inf, off)), off.shape))
     return Check(output, "relative error", float(off[at]), limit, at, float(got[at]), float(expected[at]))

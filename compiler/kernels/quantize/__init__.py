@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from kgen.compiler.kernels.common import UNGUARDED
 from kgen.compiler.kernels.quantize.block import block
-from kgen.compiler.kernels.quantize.common import UNGUARDED
 from kgen.compiler.kernels.quantize.flat import flat
 from kgen.compiler.kernels.quantize.fused import fused
 from kgen.compiler.kernels.quantize.group import group

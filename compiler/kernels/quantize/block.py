@@ -5,8 +5,9 @@ Each row of the tile is walked in chunks of `each` elements (one element where r
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS, load_words
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block, stored_scale
+from kgen.compiler.kernels.quantize.common import reduce_block, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 

@@ -5,25 +5,10 @@ import tilelang.language as T
 from kgen.compiler.kernels.quantize.arithmetic import Codec
 from kgen.compiler.ops.scaling import ScaleStorage
 
-UNGUARDED = {"tl.disable_safe_memory_legalize": True}  # these kernels bound every access themselves
-CHUNKS = 1 << 28  # more than a tensor has: extents of pointers are never looked at
-
 
 def stored_scale(storage: ScaleStorage, scale):
     """A float32 scale as it is stored."""
     return T.cast(T.reinterpret(scale, "int32") >> 23, "uint8") if storage.kernel_dtype == "uint8" else scale
-
-
-def load_words(words: int, vector: int):
-    """A macro: values[base : base + words · vector] = the words from `word` on of x, which is in words of `vector`."""
-
-    @T.macro
-    def load(x, values, base, word):
-        for w in T.unroll(words):
-            for v in T.vectorized(vector):
-                values[base + w * vector + v] = x[word + w, v]
-
-    return load
 
 
 def reduce_team(codec: Codec, lanes: int):

@@ -2,8 +2,8 @@
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS, load_words
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, load_words
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 

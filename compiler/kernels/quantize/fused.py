@@ -6,8 +6,9 @@ of lanes, a row's round the block, a given scale needs none.
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS, load_words
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block, reduce_team, stored_scale
+from kgen.compiler.kernels.quantize.common import reduce_block, reduce_team, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 from kgen.compiler.ops.scaling import Group

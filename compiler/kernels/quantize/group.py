@@ -6,8 +6,9 @@ boundaries; the last group of a row may be short. A block takes `unroll` groups 
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS, load_words
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_team, stored_scale
+from kgen.compiler.kernels.quantize.common import reduce_team, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 

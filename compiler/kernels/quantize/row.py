@@ -9,8 +9,9 @@ With smooth, y = x / smooth goes the fast way of `arithmetic` too. Where that ma
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS, load_words
 from kgen.compiler.kernels.quantize.arithmetic import MAGNITUDE, SIZE, bits, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block, stored_scale
+from kgen.compiler.kernels.quantize.common import reduce_block, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 
@@ -89,7 +90,7 @@ def row(op: Quantize, threads: int, each: int):
             load(x, divisors, values, most, begin, tx, False)
             codes_of.grow(most, values, 0, turns * each)
             reduce(most, parts, tx)
-            if smooth:  # noqa: SIM102 - the generator's choice, the next one is the kernel's
+            if smooth:
                 if (most[0] < SAFE[0]) | (most[0] > SAFE[1]):
                     codes_of.clear(most)
                     load(x, divisors, values, most, begin, tx, True)

@@ -6,8 +6,9 @@ neighbouring lanes, and the codes leave in aligned words too, as element i of q 
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, reduce_team, stored_scale
+from kgen.compiler.kernels.quantize.common import reduce_team, stored_scale
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 

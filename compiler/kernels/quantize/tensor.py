@@ -11,8 +11,9 @@ guarantees or refuses.
 
 import tilelang.language as T
 
+from kgen.compiler.kernels.common import CHUNKS, load_words
 from kgen.compiler.kernels.quantize.arithmetic import SIZE, codec
-from kgen.compiler.kernels.quantize.common import CHUNKS, load_words, reduce_block
+from kgen.compiler.kernels.quantize.common import reduce_block
 from kgen.compiler.ops.numerics import itemsize
 from kgen.compiler.ops.quantize import Quantize
 
@@ -75,7 +76,7 @@ def tensor(op: Quantize, threads: int, each: int, held: int, shelved: int):
             codes_of.clear(most)
             for j in T.unroll(held):
                 load(x, values, j * each, first + j * step, chunks)
-            if k % each:  # noqa: SIM102 - the generator's choice, the next one is the kernel's
+            if k % each:
                 if last < m * k:
                     tail[0] = x[last // vector, last % vector]
                     codes_of.grow(most, tail, 0, 1)
@@ -119,7 +120,7 @@ def tensor(op: Quantize, threads: int, each: int, held: int, shelved: int):
                     store(q, passing, 0, codes, s, first + (held + j) * step, chunks)
             for j in T.unroll(held):
                 store(q, values, j * each, codes, s, first + j * step, chunks)
-            if k % each:  # noqa: SIM102
+            if k % each:
                 if last < m * k:
                     codes_of.encode(tail, 0, codes, s, 1)
                     q[last // each, last % each] = codes[0]
