@@ -19,7 +19,7 @@ NOBODY = (1 << 31) - 1
 
 def program(op: MoeTopk, config: Config) -> Program:
     """The program of `op` with `config`."""
-    parts = [op.logits.dtype, op.scoring, "bias" if op.bias else "", "grouped" if op.groups else ""]
+    parts = [op.logits.dtype, op.scoring, "bias" if op.bias else "", "grouped" if op.grouped else ""]
     name = "_".join(["moe_topk", *filter(None, parts), f"warps{config['warps']}"])
     return Program((Launch(warp(op, config["warps"]), name, pass_config=UNGUARDED),))
 
@@ -36,7 +36,7 @@ def warp(op: MoeTopk, warps: int):
     whole = experts == 32 * each
     packed = dtype != "float32" and not op.bias
     summed = softmax and (op.bias or not op.renormalize)  # the sum over all experts is needed
-    n_group, kept_groups = (op.groups.n_group, op.groups.topk_group) if op.groups else (1, 1)
+    n_group, kept_groups = (op.groups.n_group, op.groups.topk_group) if op.grouped else (1, 1)
     size = experts // n_group
     lanes = topk - 1  # steps of a reduction over the picks: as many as this has bits
 
@@ -156,7 +156,7 @@ def warp(op: MoeTopk, warps: int):
             total = T.alloc_local((1,), "float32")
             mine = T.alloc_local((1,), "int32")
             weight = T.alloc_local((2,), "float32")
-            shelf = T.alloc_shared((warps, experts if op.groups else 1), "float32")
+            shelf = T.alloc_shared((warps, experts if op.grouped else 1), "float32")
             if token < tokens:
                 load(logits, values, token, lane)
                 total[0] = T.float32(1)
@@ -174,7 +174,7 @@ def warp(op: MoeTopk, warps: int):
                         (key & ~T.uint32(LOW)) | (T.uint32(LOW) - number) if packed else key,
                         T.uint32(0),
                     )
-                if op.groups:
+                if op.grouped:
                     drop_groups(values, keys, shelf, tx // 32, lane)
                 mine[0] = 0
                 for turn in T.unroll(topk):

@@ -78,7 +78,7 @@ def clear(size: int, threads: int):
 
 
 def look_up(experts: int, local_experts: int, mapped: bool):
-    """A macro: expert[0] = the (local) expert of pair i, or ABSENT. `mapped`: by ``expert_map``, which may say so too."""
+    """A macro: expert[0] = the expert of pair i, or ABSENT; where `mapped`, what ``expert_map`` has for it."""
 
     @T.macro
     def run(topk_ids, expert_map, i, expert):
@@ -111,8 +111,9 @@ def count(look_up):
 
 
 def rank_runs(experts: int, threads: int, cluster: int):
-    """A macro over the experts of a thread: counts[warp, expert] becomes the expert's pairs in the block's warps before,
-    before[q] those in the cluster's blocks before, all[q] those of the cluster. `totals` is shared, [experts].
+    """A macro over the experts of a thread, whose number q has all[q] pairs in the cluster, before[q] in blocks before.
+
+    counts[warp, expert] becomes its pairs in the block's warps before. `totals` is shared, [experts].
 
     In a cluster it ends with the arrival at a barrier: wait for that before the block ends.
     """

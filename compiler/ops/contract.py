@@ -205,6 +205,10 @@ class Operator(ABC):
     def check(self, dims: Dims, inputs: Arrays, outputs: Arrays, rng: np.random.Generator) -> list[Check]:
         """Compare a device's outputs with the reference, computed here in float64 or exact integers."""
 
+    def undefined(self, dims: Dims, inputs: Arrays) -> dict[str, Any]:
+        """For the outputs of which a call may leave elements as they are, or anything: an index of those elements."""
+        return {}
+
     def near(self, dims: Dims, inputs: Arrays, outputs: Arrays, rng: np.random.Generator) -> list[Check]:
         """What another library must fulfil to be computing the same thing: `check`, or something looser."""
         return self.check(dims, inputs, outputs, rng)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -107,27 +108,24 @@ class MoePermute(Operator):
     def candidates(self) -> list[tuple[Expr, Config]]:
         direct = routing.few_tokens(self, DIRECT_PAIRS // self.static("topk"))
         sort = routing.many_tokens(self, 64)
-        return [
-            *(
-                (direct, _direct(threads, splits))
-                for threads in (256, 128, 512)
-                for splits in (1, 2, 4, 8)
-                if direct != 0 and (splits == 1 or self.row_bytes // splits >= 16 * threads // 2)
-            ),
-            *(
-                (sort, _sorted(cluster, threads, copiers))
-                for cluster in (8, 4, 16)
-                for threads in (512, 1024)
-                for copiers in (128, 256)
-                if sort != 0
-            ),
+        found = [(direct, _direct(threads, splits)) for threads in (256, 128, 512) for splits in self._splits(threads)]
+        found += [
+            (sort, _sorted(cluster, threads, copiers))
+            for cluster in (8, 4, 16)
+            for threads in (512, 1024)
+            for copiers in (128, 256)
         ]
+        return [(guard, config) for guard, config in found if guard != 0]
+
+    def _splits(self, threads: int) -> list[int]:
+        """Blocks that may share a row: half of their threads have something to copy."""
+        return [splits for splits in (1, 2, 4, 8) if splits == 1 or self.row_bytes // WORD >= splits * threads // 2]
 
     def dispatch(self) -> list[tuple[Expr, Config]]:
         topk = self.static("topk")
         return routing.stages(
             self,
-            (4, _direct(128, 4)),
+            (4, _direct(128, self._splits(128)[-1])),
             (DIRECT_PAIRS // 2 // topk, _direct(256, 1)),
             (16384 // topk, _sorted(8, 512, 128)),
             (None, _sorted(8, 1024, 128)),
@@ -160,11 +158,12 @@ class MoePermute(Operator):
             elif tensor.name == "expert_map":
                 found["expert_map"] = self._random_map(rng, kind)
             else:
-                found[tensor.name] = numerics.random(rng, "special", shape, tensor.dtype)
+                dtype = numerics.numpy_dtype(tensor.dtype)  # of any bits
+                found[tensor.name] = np.frombuffer(rng.bytes(prod(shape) * dtype.itemsize), dtype).reshape(shape)
         return found
 
     def _random_map(self, rng: np.random.Generator, kind: str) -> np.ndarray:
-        """``uniform``: the first experts are here, as on the first of some ranks; otherwise any of them, in any order."""
+        """``uniform``: the first experts are here, as on the first of some ranks; otherwise any, in any order."""
         here = np.arange(self.static("local_experts"), dtype=np.int32)
         found = np.full(self.static("experts"), -1, np.int32)
         if kind == "uniform":

@@ -84,6 +84,11 @@ class MoeTopk(Operator):
             elif self.bias and experts // n_group < 2:
                 yield ("groups", "n_group"), f"{n_group} leaves one expert a group, and a bias takes the sum of two"
 
+    @property
+    def grouped(self) -> bool:
+        """Whether some groups are not selected from."""
+        return self.groups is not None and self.groups.topk_group < self.groups.n_group
+
     def tensors(self) -> tuple[Tensor, ...]:
         tokens, experts, topk = map(self.extent, ("tokens", "experts", "topk"))
         bias = (self.tensor("bias", "in", "float32", experts),) if self.bias else ()
@@ -106,7 +111,7 @@ class MoeTopk(Operator):
         return Work(
             blocks=-(-full["tokens"] // warps),
             threads=32 * warps,
-            smem=4 * experts * warps if self.groups else 0,
+            smem=4 * experts * warps if self.grouped else 0,
             read=warps * experts * numerics.itemsize(self.logits.dtype) + 4 * experts * self.bias,
             written=warps * topk * 8,
             flops=warps * 4 * experts,
@@ -176,7 +181,7 @@ class MoeTopk(Operator):
     def reference(self, inputs: Arrays) -> Arrays:
         """Expected outputs, `topk_weights` in float64."""
         values = self.selection(inputs)
-        if self.groups:
+        if self.grouped:
             by_group = self._group_values(values)
             kept = np.argsort(-by_group, axis=1, kind="stable")[:, : self.groups.topk_group]
             allowed = np.zeros(by_group.shape, bool)
@@ -207,7 +212,7 @@ class MoeTopk(Operator):
             bad[:, j] |= (ids[:, :j] == ids[:, j : j + 1]).any(axis=1)
         values = self.selection(inputs) if self.bias else self.scores(inputs)
         sure = np.ones(values.shape, bool)
-        if self.groups:
+        if self.grouped:
             by_group = self._group_values(values)
             last = np.sort(by_group, axis=1)[:, -self.groups.topk_group, None]
             bad |= np.take_along_axis(self._spread(by_group < last - 2 * tolerance), ids, axis=1)
