@@ -83,8 +83,8 @@ def symmetric(op: Quantize) -> Codec:
             s[0] = T.ieee_fdiv(amax, T.float32(most_code))
         else:
             s[0] = T.if_then_else(amax > 0, T.ieee_fdiv(amax, T.float32(most_code)), T.float32(1))
-        if power_of_two:  # a mantissa that is not 0 carries into the exponent
-            s[0] = T.reinterpret((T.reinterpret(s[0], "int32") + 0x7FFFFF) & 0x7F800000, "float32")
+        if power_of_two:  # a mantissa that is not 0 carries into the exponent; 2**127 is the largest
+            s[0] = T.reinterpret(T.min((T.reinterpret(s[0], "int32") + 0x7FFFFF) & 0x7F800000, 0x7F000000), "float32")
         fast = (most[0] >= FAST[0]) & (most[0] <= FAST[1])
         s[1] = T.if_then_else(fast | (most[0] == 0), T.ieee_frcp(s[0]), T.float32(0))
 

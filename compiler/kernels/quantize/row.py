@@ -40,7 +40,7 @@ def row(op: Quantize, threads: int, each: int):
         for e in T.unroll(each):
             column = chunk * each + e - begin
             d = T.alloc_var("float32")
-            d = divisors[column] if aligned else divisors[T.max(0, T.min(column, k - 1))]
+            d = divisors[column] if whole else divisors[T.max(0, T.min(column, k - 1))]
             if exact:
                 values[base + e] = T.ieee_fdiv(values[base + e], d)
             else:

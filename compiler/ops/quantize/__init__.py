@@ -11,7 +11,7 @@ int4          step (hi - lo) / 16, offset (hi+lo)/2  clamp(rne((y - offset) · (
 Arithmetic is float32 and correctly rounded, division by the *stored* scale included. Groups are those of
 `kgen.compiler.ops.scaling`. A group whose amax is not above 0 (zeros, or a NaN in it) has scale 1; with `amax_floor`,
 amax is at least that. An infinite amax stores an infinite scale: finite elements become 0. NaN becomes NaN in e4m3,
-0 in int8 and 7 in int4. A scale of dtype float8_e8m0fnu is the power of two at or above the one above.
+0 in int8 and 7 in int4. A scale of dtype float8_e8m0fnu is the power of two at or above that, 2**127 at most.
 
 int4 is DeepSpeed's asymmetric format: the first of two neighbours is in the high half of a byte of ``q [m, k / 2]``,
 and ``scale [m · k / group, 2]`` holds a group's step and offset in float32. 1 / step is ``16 / (hi - lo)``, 1 where

@@ -61,7 +61,7 @@ def _scales(op: Quantize, amax: np.ndarray) -> np.ndarray:
         scale = np.where(least > 0, least / most, np.float32(1))
         if not op.power_of_two:
             return scale.astype(np.float32)
-        bits = (scale.astype(np.float32).view(np.int32) + 0x7FFFFF) & 0x7F800000
+        bits = np.minimum((scale.astype(np.float32).view(np.int32) + 0x7FFFFF) & 0x7F800000, 0x7F000000)
         return bits.view(np.float32).astype(numerics.numpy_dtype("float8_e8m0fnu"))
 
 
