@@ -15,16 +15,20 @@ import pytest
 from perf import fetch
 
 from kgen.build import peers
+from kgen.compiler import ops
 from kgen.compiler.ops import dequantize, gemm, quantize, scaling
 
 FOLDER = Path(__file__).parents[1] / "perf" / "peers"
 ADAPTERS = {module.__name__.removeprefix("kgen_peers_"): module for module in peers.load(FOLDER)}
 GEMMS = {"torch_eager", "triton_matmul", "deepgemm", "vllm_cuda"}
 QUANTIZERS = {"torch_compile", "vllm_cuda", "vllm_triton", "deepspeed"}
+ROUTERS = {"vllm_moe", "sglang"}
 FETCHED = {
     "deepgemm": "deep_gemm",
     "deepspeed": "deepspeed-0.19.8/csrc/quantization/quantize.cu",
     "vllm_cuda": "vllm/_C_stable_libtorch.abi3.so",
+    "vllm_moe": "vllm/_moe_C_stable_libtorch.abi3.so",
+    "sglang": "sgl_kernel/sm90/common_ops.abi3.so",
     "vllm_triton": "vllm/model_executor/layers/quantization/utils/int8_utils.py",
 }
 
@@ -56,6 +60,8 @@ def contract_of(adapter):
         return replace(make_quantize("float16", 64), q=quantize.Q(dtype="int4", scale=scaling.Group(group=32)))
     if adapter in QUANTIZERS:
         return make_quantize()
+    if adapter in ROUTERS:
+        return make_routing("moe_align")
     return make_gemm()
 
 
@@ -65,7 +71,7 @@ def torch_tensors(contract, inputs):
     views = {}
     for tensor in contract.tensors():
         if tensor.name in inputs:
-            raw = torch.from_numpy(inputs[tensor.name].view(np.uint8))
+            raw = torch.from_numpy(inputs[tensor.name].copy().view(np.uint8))
             views[tensor.name] = raw.view(getattr(torch, tensor.dtype))
         else:
             views[tensor.name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
@@ -91,10 +97,10 @@ def test_adapters_import_neither_torch_nor_triton():
 
 
 def test_every_adapter_is_tested():
-    assert set(ADAPTERS) == GEMMS | QUANTIZERS
+    assert set(ADAPTERS) == GEMMS | QUANTIZERS | ROUTERS
 
 
-@pytest.mark.parametrize("adapter", sorted(GEMMS ^ QUANTIZERS))
+@pytest.mark.parametrize("adapter", sorted((GEMMS ^ QUANTIZERS) | ROUTERS))
 def test_nothing_for_other_families(adapter):
     foreign = make_gemm() if adapter in QUANTIZERS else make_quantize()
     assert list(ADAPTERS[adapter].peers(foreign, foreign.full_dims({}), {})) == []
@@ -208,11 +214,28 @@ def test_torch_compile_compiles_dequantize(scale, eager):
         ({"scale": "tensor"}, ["static_scaled_int8_quant"]),
         ({"scale": scaling.Group(group=50)}, ["per_token_group_quant_int8"]),
         ({"scale": scaling.Group(group=64)}, []),
-        ({"scale": "tensor", "given": True}, []),
+        ({"scale": "tensor", "given": True}, ["static_scaled_int8_quant"]),
+        ({"dtype": "float8_e4m3fn", "scale": "tensor", "given": True}, ["static_scaled_fp8_quant"]),
         ({"scale": scaling.Block(block=(128, 128))}, []),
         ({"dtype": "float8_e4m3fn"}, ["per_token_group_fp8_quant", "dynamic_per_token_scaled_fp8_quant"]),
         ({"dtype": "float8_e4m3fn", "scale": scaling.Group(group=50)}, ["per_token_group_fp8_quant"]),
         ({"dtype": "float8_e4m3fn", "scale": scaling.Group(group=50, dtype="float8_e8m0fnu")}, []),
+        ({"before": "silu_and_mul", "scale": scaling.Group(group=20)}, ["silu_and_mul_per_block_quant"]),
+        (
+            {"before": "silu_and_mul", "scale": scaling.Group(group=20, major="column")},
+            ["silu_and_mul_per_block_quant"],
+        ),
+        ({"before": "silu_and_mul"}, []),
+        (
+            {"before": "silu_and_mul", "dtype": "float8_e4m3fn", "scale": "tensor", "given": True},
+            ["silu_and_mul_quant"],
+        ),
+        ({"before": "rms_norm", "scale": scaling.Group(group=20)}, ["rms_norm_per_block_quant"]),
+        ({"before": "rms_norm"}, ["rms_norm_dynamic_per_token_quant"]),
+        (
+            {"before": "rms_norm", "dtype": "float8_e4m3fn", "scale": "tensor", "given": True},
+            ["rms_norm_static_fp8_quant"],
+        ),
     ],
 )
 def test_what_vllm_races(fields, called, monkeypatch):
@@ -225,13 +248,84 @@ def test_what_vllm_races(fields, called, monkeypatch):
 
     monkeypatch.setattr(adapter, "operators", Operators)
     fields = dict(fields)
-    smooth = fields.pop("smooth", None)
-    contract = replace(make_quantize(), q=quantize.Q(**{"dtype": "int8", "scale": "channel"} | fields), smooth=smooth)
+    own = {key: fields.pop(key, None) for key in ("smooth", "before")}
+    contract = replace(make_quantize(), q=quantize.Q(**{"dtype": "int8", "scale": "channel"} | fields), **own)
     inputs = contract.inputs({}, np.random.default_rng(0), "normal")
     tensors = torch_tensors(contract, inputs)
     for peer in adapter.peers(contract, contract.full_dims({}), tensors):
         peer.call()
         assert not {id(value) for value in peer.outputs().values()} & {id(value) for value in tensors.values()}
+    assert found == called
+
+
+ROUTING = {
+    "softmax": {"op": "moe_topk", "scoring": "softmax", "renormalize": False},
+    "sigmoid": {"op": "moe_topk", "scoring": "sigmoid", "renormalize": True, "bias": True},
+    "scaled": {"op": "moe_topk", "scoring": "sigmoid", "renormalize": True, "bias": True, "scaling_factor": "2.5"},
+    "grouped": {
+        "op": "moe_topk", "scoring": "sigmoid", "renormalize": True, "bias": True, "scaling_factor": "2.5",
+        "groups": {"n_group": 4, "topk_group": 2},
+    },
+    "align": {"op": "moe_align"},
+    "permute": {"op": "moe_permute", "expert_map": True},
+    "permute with scales": {"op": "moe_permute", "expert_map": True, "scale": "channel"},
+    "unpermute": {"op": "moe_unpermute"},
+    "unpermute and add": {"op": "moe_unpermute", "residual": True},
+}  # fmt: skip
+
+
+def make_routing(op, scale=None, **fields):
+    """A small contract of a routing family."""
+    sizes = {"tokens": 5, "topk": 2, "experts": 16, "local_experts": 8, "hidden": 16, "block": 16}
+    operand = {
+        "moe_topk": {"logits": {"dtype": "float32"}},
+        "moe_align": {"topk_ids": {"dtype": "int32"}},
+        "moe_permute": {"hidden_states": {"dtype": "float32", "scale": scale}},
+        "moe_unpermute": {"mm2": {"dtype": "float32"}},
+    }[op]
+    family = ops.family(op)
+    return family.from_data("r", {dim: (sizes[dim],) * 2 for dim in family.DIMS}, {}, operand | fields)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name", "called"),
+    [
+        ("vllm_moe", "softmax", ["topk_softmax"]),
+        ("vllm_moe", "sigmoid", ["topk_sigmoid"]),
+        ("vllm_moe", "scaled", ["topk_sigmoid"]),
+        ("vllm_moe", "grouped", ["grouped_topk"]),
+        ("vllm_moe", "align", ["moe_align_block_size"]),
+        ("vllm_moe", "permute", ["moe_permute"]),
+        ("vllm_moe", "permute with scales", []),
+        ("vllm_moe", "unpermute", ["moe_unpermute"]),
+        ("vllm_moe", "unpermute and add", []),
+        ("sglang", "softmax", ["topk_softmax"]),
+        ("sglang", "sigmoid", ["topk_sigmoid"]),
+        ("sglang", "scaled", ["kimi_k2_moe_fused_gate"]),
+        ("sglang", "grouped", ["moe_fused_gate"]),
+        ("sglang", "align", ["moe_align_block_size"]),
+        ("sglang", "permute", []),
+    ],
+)
+def test_who_races_routing(adapter, name, called, monkeypatch):
+    """By the names of their operators; on another machine they say whether they compute the same."""
+    found = []
+
+    class Operators:
+        def __getattr__(self, name):
+            def call(*_):
+                found.append(name)
+                return [tensors[key].clone() for key in ("topk_weights", "topk_ids") if key in tensors]
+
+            return call
+
+    monkeypatch.setattr(ADAPTERS[adapter], "operators", Operators)
+    contract = make_routing(**ROUTING[name])
+    tensors = torch_tensors(contract, contract.inputs({}, np.random.default_rng(0), contract.input_kinds[0]))
+    for peer in ADAPTERS[adapter].peers(contract, contract.full_dims({}), tensors):
+        peer.call()
+        assert {t.name for t in contract.tensors() if t.role == "out"} == peer.outputs().keys()
+        assert not {value.data_ptr() for value in peer.outputs().values()} & {t.data_ptr() for t in tensors.values()}
     assert found == called
 
 

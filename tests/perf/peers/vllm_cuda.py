@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from _fetched import fetched
@@ -11,10 +12,12 @@ from kgen.build.peers import Peer
 from kgen.compiler.ops.contract import Operator
 from kgen.compiler.ops.gemm import Gemm
 from kgen.compiler.ops.quantize import Quantize
-from kgen.compiler.ops.scaling import Block
+from kgen.compiler.ops.scaling import Block, Group
 
 if TYPE_CHECKING:
     import torch
+
+RECIPROCAL = "multiplies by 1/scale: neighbouring codes near ties"
 
 
 def peers(op: Operator, dims: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
@@ -26,9 +29,15 @@ def peers(op: Operator, dims: Mapping[str, int], tensors: Mapping[str, torch.Ten
 
 
 def quantizations(op: Quantize, tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
+    if op.before:
+        yield from fused(op, tensors)
+        return
     inputs = [t.name for t in op.tensors() if t.role == "in"]
     wide = op.group
-    if (op.q.dtype, op.q.scale, inputs) == ("int8", "channel", ["x"]):
+    if op.q.given:
+        if op.q.dtype != "int4":
+            yield given(operators(), op.q.dtype, tensors)
+    elif (op.q.dtype, op.q.scale, inputs) == ("int8", "channel", ["x"]):
         yield int8_by_row(operators(), tensors)
     elif (op.q.dtype, op.q.scale, inputs) == ("int8", "channel", ["x", "smooth"]):
         yield int8_smooth(operators(), tensors)
@@ -43,6 +52,35 @@ def quantizations(op: Quantize, tensors: Mapping[str, torch.Tensor]) -> Iterator
                 yield fp8_by_row(operators(), tensors)
 
 
+def fused(op: Quantize, tensors: Mapping[str, torch.Tensor]) -> Iterator[Peer]:
+    """Quantizations after silu-and-mul or rms_norm, in one kernel as vLLM's compiler passes put them."""
+    ops, x, group = operators(), tensors["x"], isinstance(op.q.scale, Group)
+    if op.power_of_two or (group and op.static("k") % op.group):
+        return
+    q, scale = own_outputs(tensors)
+    columns, eps = group and op.q.scale.major == "column", float(op.eps)
+    if op.before == "silu_and_mul":
+        if op.q.given and op.q.dtype == "float8_e4m3fn":
+            yield Peer(
+                "vllm-cuda", lambda: ops.silu_and_mul_quant(q, x, tensors["scale"]), lambda: {"q": q}, RECIPROCAL
+            )
+        elif group:
+            call = partial(ops.silu_and_mul_per_block_quant, q, x, scale, op.group, None, columns)
+            yield Peer("vllm-cuda", call, lambda: {"q": q, "scale": scale}, RECIPROCAL)
+    elif op.q.given:
+        if op.q.dtype == "float8_e4m3fn":
+            call = partial(ops.rms_norm_static_fp8_quant, q, x, tensors["weight"], tensors["scale"], eps)
+            yield Peer("vllm-cuda", call, lambda: {"q": q}, RECIPROCAL)
+    elif group:
+        arguments = (q, x, tensors["weight"], scale, eps, None, None, op.group, columns)
+        call = partial(ops.rms_norm_per_block_quant, *arguments)
+        yield Peer("vllm-cuda", call, lambda: {"q": q, "scale": scale}, RECIPROCAL)
+    else:
+        arguments = (q, x, tensors["weight"], scale.view(-1, 1), eps, None, None)
+        call = partial(ops.rms_norm_dynamic_per_token_quant, *arguments)
+        yield Peer("vllm-cuda", call, lambda: {"q": q, "scale": scale}, RECIPROCAL)
+
+
 def operators() -> Any:
     """``torch.ops._C``, with vLLM's operators in it."""
     library = fetched("vllm/_C_stable_libtorch.abi3.so")
@@ -54,7 +92,15 @@ def operators() -> Any:
 
 def own_outputs(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Room for the peer's ``q`` and ``scale``: kgen's own are not to be written."""
-    return [tensors[name].new_empty(tensors[name].shape) for name in ("q", "scale")]
+    return [tensors[name].new_empty_strided(tensors[name].shape, tensors[name].stride()) for name in ("q", "scale")]
+
+
+def given(ops: Any, dtype: str, tensors: Mapping[str, torch.Tensor]) -> Peer:
+    """With a scale that was measured before."""
+    x, scale, (q, _) = tensors["x"], tensors["scale"], own_outputs(tensors)
+    if dtype == "int8":
+        return Peer("vllm-cuda", lambda: ops.static_scaled_int8_quant(q, x, scale, None), lambda: {"q": q}, RECIPROCAL)
+    return Peer("vllm-cuda", lambda: ops.static_scaled_fp8_quant(q, x, scale, None), lambda: {"q": q}, RECIPROCAL)
 
 
 def int8_by_row(ops: Any, tensors: Mapping[str, torch.Tensor]) -> Peer:
