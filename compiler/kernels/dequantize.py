@@ -4,7 +4,7 @@ wherever rows start; only the tensor's last chunk may be masked.
 
 import tilelang.language as T
 
-from kgen.compiler.kernels.common import CHUNKS, UNGUARDED
+from kgen.compiler.kernels.common import BY_HAND, CHUNKS
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.dequantize import Dequantize
 from kgen.compiler.ops.numerics import itemsize
@@ -17,7 +17,7 @@ def program(op: Dequantize, config: Config) -> Program:
     config = dict(config)
     form = {"flat": flat}[config.pop("form")]
     name = f"dequantize_{op.q.dtype}_{op.x.dtype}_{config['threads']}x{config['each']}x{config['unroll']}"
-    return Program((Launch(form(op, **config), name, pass_config=UNGUARDED),))
+    return Program((Launch(form(op, **config), name, pass_config=BY_HAND),))
 
 
 def flat(op: Dequantize, threads: int, each: int, unroll: int):

@@ -6,7 +6,7 @@ What no routing can reach of ``sorted_token_ids`` is filled while the ids are on
 import tilelang.language as T
 
 from kgen.compiler.kernels import routing
-from kgen.compiler.kernels.common import CHUNKS, UNGUARDED
+from kgen.compiler.kernels.common import BY_HAND, CHUNKS
 from kgen.compiler.kernels.routing import WORD
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.moe_align import MoeAlign
@@ -16,7 +16,7 @@ from kgen.compiler.program import Launch, Program
 def program(op: MoeAlign, config: Config) -> Program:
     """The program of `op` with `config`."""
     name = f"moe_align_cluster{config['cluster']}_threads{config['threads']}"
-    return Program((Launch(align(op, config["cluster"], config["threads"]), name, pass_config=UNGUARDED),))
+    return Program((Launch(align(op, config["cluster"], config["threads"]), name, pass_config=BY_HAND),))
 
 
 def align(op: MoeAlign, cluster: int, threads: int):
@@ -25,7 +25,7 @@ def align(op: MoeAlign, cluster: int, threads: int):
     warps, each = threads // 32, routing.per_thread(experts, threads)
     lanes = cluster * threads  # of the grid
     steps = (experts - 1).bit_length()  # of a binary search
-    look_up = routing.look_up(experts, experts, mapped=False)
+    look_up = routing.look_up(routing.translate(experts, experts, mapped=False))
     clear, count, place = (
         routing.clear(warps * experts, threads),
         routing.count(look_up),

@@ -7,10 +7,12 @@ sorted: a cluster sorts the pairs and writes the tables; a second launch, whose 
 copies them.
 """
 
+from math import gcd
+
 import tilelang.language as T
 
 from kgen.compiler.kernels import routing
-from kgen.compiler.kernels.common import CHUNKS, UNGUARDED
+from kgen.compiler.kernels.common import BY_HAND, CHUNKS
 from kgen.compiler.kernels.routing import ABSENT, WORD
 from kgen.compiler.kernels.warp import add_u32
 from kgen.compiler.ops.contract import Config
@@ -26,19 +28,19 @@ def program(op: MoePermute, config: Config) -> Program:
     form = config.pop("form")
     name = "_".join(["moe_permute", form, *(f"{key}{config[key]}" for key in sorted(config))])
     if form == "direct":
-        return Program((Launch(direct(op, **config), name, pass_config=UNGUARDED),))
+        return Program((Launch(direct(op, **config), name, pass_config=BY_HAND),))
     copiers = config.pop("copiers")
     return Program(
         (
-            Launch(sort(op, **config), f"{name}_sort", pass_config=UNGUARDED),
-            Launch(copy(op, copiers), f"{name}_copy", pass_config=UNGUARDED),
+            Launch(sort(op, **config), f"{name}_sort", pass_config=BY_HAND),
+            Launch(copy(op, copiers), f"{name}_copy", pass_config=BY_HAND),
         )
     )
 
 
-def finder(op: MoePermute):
-    """`routing.look_up` for `op`."""
-    return routing.look_up(op.static("experts"), op.static("local_experts"), op.expert_map)
+def translator(op: MoePermute):
+    """`routing.translate` for `op`."""
+    return routing.translate(op.static("experts"), op.static("local_experts"), op.expert_map)
 
 
 def table_writer(op: MoePermute, threads: int):
@@ -109,7 +111,8 @@ def direct(op: MoePermute, threads: int, splits: int):
     topk, experts = op.static("topk"), op.static("local_experts")
     warps, pairs_of_counts = threads // 32, -(-topk // 2)
     each = routing.per_thread(experts, threads)
-    look_up, write_tables = finder(op), table_writer(op, threads)
+    ids = gcd(topk, WORD)  # a load
+    translate, write_tables = translator(op), table_writer(op, threads)
     row_words, scale_words, load, store = row_copier(op, threads, splits)
 
     @T.macro
@@ -118,19 +121,23 @@ def direct(op: MoePermute, threads: int, splits: int):
         expert = T.alloc_local((1,), "int32")
         counts = T.alloc_local((2 * pairs_of_counts,), "int32")
         packed = T.alloc_local((1,), "uint32")
+        word = T.alloc_local((ids,), "int32")
         for p in T.unroll(topk):
-            look_up(topk_ids, expert_map, token * topk + p, expert)
+            translate(expert_map, topk_ids[(token * topk + p) // ids, (token * topk + p) % ids], expert)
             own[p] = T.if_then_else(expert[0] == ABSENT, -1, expert[0] * pairs + token * topk + p)
             counts[p] = 0
         if topk % 2:
             counts[topk] = 0
-        for turn in T.serial(T.ceildiv(pairs, threads)):
-            i = turn * threads + tx
-            if i < pairs:
-                look_up(topk_ids, expert_map, i, expert)
-                key = T.if_then_else(expert[0] == ABSENT, LAST, expert[0] * pairs + i)
-                for p in T.unroll(topk):
-                    counts[p] += T.if_then_else(key < own[p], 1, 0)
+        for turn in T.serial(T.ceildiv(pairs, threads * ids)):
+            first = (turn * threads + tx) * ids
+            if first < pairs:
+                for v in T.vectorized(ids):
+                    word[v] = topk_ids[first // ids, v]
+                for v in T.unroll(ids):
+                    translate(expert_map, word[v], expert)
+                    key = T.if_then_else(expert[0] == ABSENT, LAST, expert[0] * pairs + first + v)
+                    for p in T.unroll(topk):
+                        counts[p] += T.if_then_else(key < own[p], 1, 0)
         for c in T.unroll(pairs_of_counts):  # both are under 2 ** 16
             packed[0] = add_u32(T.cast(counts[2 * c] | (counts[2 * c + 1] << 16), "uint32"))
             if tx % 32 == 0:
@@ -146,7 +153,7 @@ def direct(op: MoePermute, threads: int, splits: int):
     @T.prim_func
     def kernel(
         hidden_states: T.Tensor((CHUNKS, WORD), "uint32"),
-        topk_ids: T.Tensor((CHUNKS,), "int32"),
+        topk_ids: T.Tensor((CHUNKS, ids), "int32"),
         expert_map: T.Tensor((CHUNKS,), "int32"),
         scale: T.Tensor((CHUNKS,), "float32"),
         perm_h: T.Tensor((CHUNKS, WORD), "uint32"),
@@ -177,7 +184,9 @@ def direct(op: MoePermute, threads: int, splits: int):
                 T.sync_threads()
                 for turn in T.serial(T.ceildiv(pairs, threads)):
                     if turn * threads + tx < pairs:
-                        look_up(topk_ids, expert_map, turn * threads + tx, expert)
+                        translate(
+                            expert_map, topk_ids[(turn * threads + tx) // ids, (turn * threads + tx) % ids], expert
+                        )
                         if expert[0] != ABSENT:
                             T.atomic_add(counts[expert[0]], 1)
                 T.sync_threads()
@@ -204,7 +213,7 @@ def sort(op: MoePermute, cluster: int, threads: int):
     """The first kernel of the sorted form: places and tables."""
     topk, experts = op.static("topk"), op.static("local_experts")
     warps, each = threads // 32, routing.per_thread(experts, threads)
-    look_up, write_tables = finder(op), table_writer(op, threads)
+    look_up, write_tables = routing.look_up(translator(op)), table_writer(op, threads)
     clear, count = routing.clear(warps * experts, threads), routing.count(look_up)
     place, rank_runs = routing.place(look_up, inverse=True), routing.rank_runs(experts, threads, cluster)
 
@@ -268,13 +277,14 @@ def copy(op: MoePermute, threads: int):
             tx = T.get_thread_binding()
             row = T.alloc_local((row_words,), "uint32")
             scale_row = T.alloc_local((scale_words,), "float32")
-            place = T.alloc_local((1,), "int32")
+            places = T.alloc_local((topk,), "int32")
             load(hidden_states, scale, row, scale_row, token, 0, tx)
             T.pdl_sync()
             for p in T.unroll(topk):
                 # Not an ordinary load: that of what a kernel only reads may move to before the wait.
-                place[0] = T.atomic_load(fwd_idx[token * topk + p], memory_order="relaxed")
-                if place[0] >= 0:
-                    store(perm_h, perm_scale, row, scale_row, place[0], 0, tx)
+                places[p] = T.atomic_load(fwd_idx[token * topk + p], memory_order="relaxed")
+            for p in T.unroll(topk):
+                if places[p] >= 0:
+                    store(perm_h, perm_scale, row, scale_row, places[p], 0, tx)
 
     return kernel

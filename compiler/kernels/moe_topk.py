@@ -6,7 +6,7 @@ are one integer. Otherwise it takes two: the value, then the least expert that h
 
 import tilelang.language as T
 
-from kgen.compiler.kernels.common import CHUNKS, UNGUARDED
+from kgen.compiler.kernels.common import BY_HAND, CHUNKS
 from kgen.compiler.kernels.warp import disordered, max_u32, min_u32, ordered
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.moe_topk import MOST, MoeTopk
@@ -21,7 +21,7 @@ def program(op: MoeTopk, config: Config) -> Program:
     """The program of `op` with `config`."""
     parts = [op.logits.dtype, op.scoring, "bias" if op.bias else "", "grouped" if op.grouped else ""]
     name = "_".join(["moe_topk", *filter(None, parts), f"warps{config['warps']}"])
-    return Program((Launch(warp(op, config["warps"]), name, pass_config=UNGUARDED),))
+    return Program((Launch(warp(op, config["warps"]), name, pass_config=BY_HAND),))
 
 
 def warp(op: MoeTopk, warps: int):

@@ -2,7 +2,7 @@
 
 import tilelang.language as T
 
-from kgen.compiler.kernels.common import CHUNKS, UNGUARDED
+from kgen.compiler.kernels.common import BY_HAND, CHUNKS
 from kgen.compiler.ops.contract import Config
 from kgen.compiler.ops.moe_unpermute import VECTOR, MoeUnpermute
 from kgen.compiler.ops.numerics import itemsize
@@ -13,7 +13,7 @@ def program(op: MoeUnpermute, config: Config) -> Program:
     """The program of `op` with `config`."""
     added = "".join(f"_{name}" for name in ("shared_out", "residual") if getattr(op, name))
     name = f"moe_unpermute_{op.mm2.dtype}{added}_threads{config['threads']}_words{config['words']}"
-    return Program((Launch(gather(op, config["threads"], config["words"]), name, pass_config=UNGUARDED),))
+    return Program((Launch(gather(op, config["threads"], config["words"]), name, pass_config=BY_HAND),))
 
 
 def gather(op: MoeUnpermute, threads: int, words: int):

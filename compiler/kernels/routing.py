@@ -77,12 +77,12 @@ def clear(size: int, threads: int):
     return run
 
 
-def look_up(experts: int, local_experts: int, mapped: bool):
-    """A macro: expert[0] = the expert of pair i, or ABSENT; where `mapped`, what ``expert_map`` has for it."""
+def translate(experts: int, local_experts: int, mapped: bool):
+    """A macro: expert[0] = the expert of an id, or ABSENT; where `mapped`, what ``expert_map`` has for it."""
 
     @T.macro
-    def run(topk_ids, expert_map, i, expert):
-        expert[0] = topk_ids[i]
+    def run(expert_map, id, expert):
+        expert[0] = id
         if T.cast(expert[0], "uint32") >= T.uint32(experts):
             expert[0] = ABSENT
         if mapped:
@@ -90,6 +90,16 @@ def look_up(experts: int, local_experts: int, mapped: bool):
                 expert[0] = expert_map[expert[0]]
             if T.cast(expert[0], "uint32") >= T.uint32(local_experts):
                 expert[0] = ABSENT
+
+    return run
+
+
+def look_up(translate):
+    """A macro: expert[0] = the expert of pair i, or ABSENT."""
+
+    @T.macro
+    def run(topk_ids, expert_map, i, expert):
+        translate(expert_map, topk_ids[i], expert)
 
     return run
 

@@ -125,7 +125,7 @@ class MoePermute(Operator):
         topk = self.static("topk")
         return routing.stages(
             self,
-            (4, _direct(128, self._splits(128)[-1])),
+            (64, _direct(128, self._splits(128)[-1])),
             (DIRECT_PAIRS // 2 // topk, _direct(256, 1)),
             (16384 // topk, _sorted(8, 512, 128)),
             (None, _sorted(8, 1024, 128)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kgen.compiler.kernels.common import UNGUARDED
+from kgen.compiler.kernels.common import BY_HAND
 from kgen.compiler.kernels.quantize.block import block
 from kgen.compiler.kernels.quantize.flat import flat
 from kgen.compiler.kernels.quantize.fused import fused
@@ -32,5 +32,5 @@ def program(op: Quantize, config: Config) -> Program:
     name = "_".join(["quantize", op.x.dtype, op.q.dtype, form, *(f"{key}{config[key]}" for key in sorted(config))])
     rename = {"divisors": "smooth"} if op.smooth else {}
     cooperative = form == "tensor"
-    launch = Launch(FORMS[form](op, **config), name, rename, pass_config=UNGUARDED, cooperative=cooperative)
+    launch = Launch(FORMS[form](op, **config), name, rename, pass_config=BY_HAND, cooperative=cooperative)
     return Program((launch,), (Workspace("meet", "locks", MEET_BYTES),) if cooperative else ())
