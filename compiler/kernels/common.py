@@ -2,8 +2,8 @@
 
 import tilelang.language as T
 
-# These kernels bound every access and place every barrier themselves. tilelang would let shared buffers that are not used
-# at the same time, in program order, be one: threads that are ahead then overwrite what others still read.
+# These kernels bound every access and place every barrier themselves. Of shared buffers that, in program order, are not
+# used at the same time tilelang would make one: threads that are ahead then overwrite what others still read.
 BY_HAND = {"tl.disable_safe_memory_legalize": True, "tl.disable_shared_memory_reuse": True}
 CHUNKS = 1 << 28  # more than a tensor has: extents of pointers are never looked at
 
