@@ -7,6 +7,7 @@ sorted: a cluster sorts the pairs and writes the tables; a second launch, whose 
 copies them.
 """
 
+from collections.abc import Callable
 from math import gcd
 
 import tilelang.language as T
@@ -25,17 +26,15 @@ LAST = (1 << 31) - 1  # sorts behind every pair
 def program(op: MoePermute, config: Config) -> Program:
     """The program of `op` with `config`."""
     config = dict(config)
-    form = config.pop("form")
-    name = "_".join(["moe_permute", form, *(f"{key}{config[key]}" for key in sorted(config))])
-    if form == "direct":
-        return Program((Launch(direct(op, **config), name, pass_config=BY_HAND),))
-    copiers = config.pop("copiers")
-    return Program(
-        (
-            Launch(sort(op, **config), f"{name}_sort", pass_config=BY_HAND),
-            Launch(copy(op, copiers), f"{name}_copy", pass_config=BY_HAND),
-        )
-    )
+    if config.pop("form") == "direct":
+        return Program((_launch(op, direct, config),))
+    copiers = {"threads": config.pop("copiers")}
+    return Program((_launch(op, sort, config), _launch(op, copy, copiers)))
+
+
+def _launch(op: MoePermute, kernel: Callable, config: Config) -> Launch:
+    name = "_".join(["moe_permute", kernel.__name__, *(f"{key}{config[key]}" for key in sorted(config))])
+    return Launch(kernel(op, **config), name, pass_config=BY_HAND)
 
 
 def translator(op: MoePermute):
