@@ -98,7 +98,7 @@ class HostDriver(Driver):
     """The CPU as a device with few multiprocessors. Everything has run when a call returns.
 
     Args:
-        bundle: whose cubins can be loaded: their PTX is what runs.
+        bundle: whose cubins can be loaded: their PTX is what runs. Without one only PTX can be.
         folder: for the compiled code, kept from one driver to the next.
         guard: bytes at both ends of every allocation that kernels must not touch.
         seed: of the order in which threads run.
@@ -106,11 +106,11 @@ class HostDriver(Driver):
 
     name = "host"
 
-    def __init__(self, bundle: Bundle, folder: Path, sm_count: int = 4, guard: int = 0, seed: int = 0):
+    def __init__(self, bundle: Bundle | None, folder: Path, sm_count: int = 4, guard: int = 0, seed: int = 0):
         self._folder, self._guard, self._seed = folder, guard, seed
         self._attributes = {**ATTRIBUTES, Attribute.MULTIPROCESSOR_COUNT: sm_count}
-        self._ptx = {kernel.cubin: kernel.ptx for kernel in bundle.manifest.kernels.values() if kernel.ptx}
-        self._bundle = bundle
+        kernels = bundle.manifest.kernels.values() if bundle else ()
+        self._ptx = {kernel.cubin: bytes(bundle.blob(kernel.ptx)) for kernel in kernels if bundle and kernel.ptx}
         self._handles = count(1)
         self._launches = count(1)
         self._libraries: dict[int, str] = {}
@@ -165,10 +165,8 @@ class HostDriver(Driver):
 
     def load_library(self, image: bytes | memoryview) -> int:
         image = bytes(image)
-        digest = self._ptx.get(hashlib.sha256(image).hexdigest())
-        text = bytes(self._bundle.blob(digest)) if digest else image
         handle = next(self._handles)
-        self._libraries[handle] = text.decode()
+        self._libraries[handle] = self._ptx.get(hashlib.sha256(image).hexdigest(), image).decode()
         return handle
 
     def unload_library(self, library: int) -> None:

@@ -96,7 +96,7 @@ struct Thread {
     u32 tid[3], index, lane;
     char *stack;
     jmp_buf state;
-    bool started = false, done = false, spun = false, carry = false;
+    bool started = false, done = false, carry = false;
     const u32 *waits_on = nullptr;  // while it is `waits_at`
     u32 waits_at = 0, cluster_generation = 0;
     const char *doing = "";
@@ -121,22 +121,17 @@ struct Thread {
     u64 map_rank(bool generic_address, u64 address, u32 rank);
     u32 rank_of(bool generic_address, u64 address);
     u64 noise();
-    u32 grid_index(int axis) { return block.ctaid[axis]; }
 
-    u32 barrier(u32 id, u32 count, bool waits, bool value, const char *what);
-    bool all_said() { return said == out_of; }
-    u32 said = 0, out_of = 0;  // of the last barrier: threads with a true value, and threads
+    void barrier(u32 id, u32 count, bool waits, bool value, const char *what);
+    u32 said = 0, out_of = 0;  // of the last barrier or vote: threads with a true value, and threads that took part
     void cluster_arrive();
     void cluster_wait();
     Meeting &meet(u32 mask, u64 value, const char *what, u32 &slot);
     u32 shfl(Shuffle mode, u32 value, u32 b, u32 c, u32 mask, bool &inside);
     u32 ballot(bool value, u32 mask);
-    bool vote_all(bool value, u32 mask) { return ballot(value, mask) == (mask & warp.live); }
-    bool vote_any(bool value, u32 mask) { return ballot(value, mask); }
-    bool vote_uni(bool value, u32 mask) {
-        u32 all = ballot(value, mask);
-        return all == 0 || all == (mask & warp.live);
-    }
+    bool vote_all(bool value, u32 mask) { return ballot(value, mask), said == out_of; }
+    bool vote_any(bool value, u32 mask) { return ballot(value, mask), said; }
+    bool vote_uni(bool value, u32 mask) { return ballot(value, mask), !said || said == out_of; }
     void sync(u32 mask) {
         u32 slot;
         meet(mask, 0, "bar.warp.sync", slot);
@@ -149,7 +144,7 @@ struct Thread {
         bool first = true;
         Meeting &meeting = meet(mask, value, "redux.sync", slot);
         for (u32 i = 0; i < 32; i++)
-            if (mask & warp.live & 1u << i) {
+            if (meeting.total[slot] >> i & 1) {
                 result = first ? u32(meeting.values[slot][i]) : f(result, u32(meeting.values[slot][i]));
                 first = false;
             }
@@ -159,10 +154,11 @@ struct Thread {
         spin();
         auto *word = (Bits<T> *)at(space, address, sizeof(Bits<T>), "updates");
         Bits<T> old = *word, value = f(old);
-        if (value != old) spun = false;
+        changes(value != old);
         *word = value;
         return old;
     }
+    void changes(bool moves);
     void copy_async(u64 to, u64 from, u32 bytes, u32 given) {
         char *target = at(shared, to, bytes, "writes");
         std::memset(target, 0, bytes);
@@ -180,7 +176,7 @@ struct Machine {
     u32 cluster_live = 0;
     u64 ticks = 0;
     jmp_buf scheduler;
-    bool failed = false;
+    bool failed = false, progress = false;
 
     u64 draw() {  // xorshift*
         random ^= random >> 12, random ^= random << 25, random ^= random >> 27;
@@ -191,6 +187,12 @@ struct Machine {
     }
     u32 shared_end() const { return kernel.dynamic + launch.smem; }
 
+    void fault(const Thread &thread, const char *format, ...) {
+        va_list arguments;
+        va_start(arguments, format);
+        fault(thread, format, arguments);
+        va_end(arguments);
+    }
     void fault(const Thread &thread, const char *format, va_list arguments) {
         failed = true;
         const u32 *b = thread.block.ctaid, *t = thread.tid;
@@ -222,11 +224,12 @@ inline void Thread::fault(const char *format, ...) {
 inline void Thread::wait(const Meeting &meeting, u32 generation, const char *what) {
     if (meeting.generation != generation) return;
     waits_on = &meeting.generation, waits_at = generation, doing = what;
+    machine.progress = true;
     leave();
 }
 
 inline void Thread::spin() {
-    spun = true, doing = "an atomic or a load that others' stores can change";
+    doing = "an atomic, a volatile or acquiring load, or nanosleep";
     leave();
 }
 
@@ -234,11 +237,12 @@ inline void Thread::spin() {
 inline void Thread::loop() {
     if (++loops % 65536) return;
     if (loops >= MAX_LOOPS) fault("has jumped backward %llu times", (unsigned long long)loops);
+    machine.progress = true;
     leave();
 }
 
 inline void Thread::exit() {
-    done = true;
+    done = machine.progress = true;
     warp.live &= ~(1u << lane);
     block.live--, machine.cluster_live--;
     for (Meeting *meeting : warp.meetings)
@@ -250,6 +254,8 @@ inline void Thread::exit() {
 }
 
 inline u64 Thread::noise() { return machine.draw(); }
+
+inline void Thread::changes(bool moves) { machine.progress |= moves; }
 
 inline char *Thread::at(Space space, u64 address, u32 bytes, const char *what) {
     if (address % bytes) fault("%s %u bytes at %#llx, which is misaligned", what, bytes, (unsigned long long)address);
@@ -332,7 +338,7 @@ inline bool Thread::is_space(Space space, u64 address) {
     return space == shared ? own : space == shared_cluster ? any : space == local ? mine : !any && !mine;
 }
 
-inline u32 Thread::barrier(u32 id, u32 count, bool waits, bool value, const char *what) {
+inline void Thread::barrier(u32 id, u32 count, bool waits, bool value, const char *what) {
     if (id > 15) fault("waits at barrier %u; there are 16", id);
     if (count % 32) fault("waits at barrier %u with %u threads, which are no whole warps", id, count);
     Meeting &barrier = block.barriers[id];
@@ -343,7 +349,6 @@ inline u32 Thread::barrier(u32 id, u32 count, bool waits, bool value, const char
     if (++barrier.arrived == (count ? count : block.live)) barrier.release();
     else if (waits) wait(barrier, generation, what);
     said = barrier.sum[slot], out_of = barrier.total[slot];
-    return said;
 }
 
 inline void Thread::cluster_arrive() {
@@ -362,7 +367,7 @@ inline Meeting &Thread::meet(u32 mask, u64 value, const char *what, u32 &slot) {
     meeting.at = what;
     meeting.values[slot][lane] = value;
     meeting.arrived |= 1u << lane;
-    if (meeting.arrived == (mask & warp.live)) meeting.sum[slot] = meeting.arrived, meeting.release();
+    if (meeting.arrived == (mask & warp.live)) meeting.release();
     else wait(meeting, generation, what);
     return meeting;
 }
@@ -388,7 +393,7 @@ inline u32 Thread::ballot(bool value, u32 mask) {
     Meeting &meeting = meet(mask, value, "vote.sync", slot);
     for (u32 i = 0; i < 32; i++)
         if (meeting.total[slot] >> i & 1 && meeting.values[slot][i]) result |= 1u << i;
-    said = meeting.total[slot];
+    said = std::popcount(result), out_of = std::popcount(meeting.total[slot]);
     return result;
 }
 
@@ -468,7 +473,8 @@ inline void Machine::run(const std::vector<u32> &ids, char *stacks) {
     for (u32 i = 0; i < order.size(); i++) order[i] = i;
     for (u32 idle = 0;;) {
         shuffle(order);
-        bool ran = false, progress = false;
+        bool ran = false;
+        progress = false;
         Thread *left = nullptr;
         for (u32 i : order) {
             Thread &thread = threads[i];
@@ -478,23 +484,16 @@ inline void Machine::run(const std::vector<u32> &ids, char *stacks) {
                 if (*thread.waits_on == thread.waits_at) continue;
                 thread.waits_on = nullptr;
             }
-            thread.spun = false, ran = true;
+            ran = true;
             resume(thread);
             if (failed) return;
-            progress |= !thread.spun;
         }
         if (!left) return;
         idle = progress ? 0 : idle + 1;
         if (!ran || idle > MAX_IDLE) {
-            auto report = [&](const char *format, ...) {
-                va_list arguments;
-                va_start(arguments, format);
-                fault(*left, format, arguments);
-                va_end(arguments);
-            };
             u32 others = 0;
             for (Thread &thread : threads) others += !thread.done;
-            report("%s at %s, and none of the %u threads left can go on", ran ? "spins" : "waits", left->doing, others);
+            fault(*left, "%s at %s, and none of the %u threads left can go on", ran ? "spins" : "waits", left->doing, others);
             return;
         }
     }
