@@ -212,7 +212,9 @@ class HostDriver(Driver):
     def _run(self, code: Callable[[Any], None], config: LaunchConfig, params: int) -> None:
         grid, block, cluster = config.grid, config.block, config.cluster
         if any(extent % along for extent, along in zip(grid, cluster, strict=True)):
-            raise self._failure("cuLaunchKernel", INVALID_VALUE, f"the grid {grid} is no multiple of the cluster {cluster}")
+            raise self._failure(
+                "cuLaunchKernel", INVALID_VALUE, f"the grid {grid} is no multiple of the cluster {cluster}"
+            )
         memory = [
             (address + self._guard, address + ctypes.sizeof(owner) - ALIGN - self._guard)
             for address, owner in self._memory.items()
@@ -262,7 +264,9 @@ class HostDriver(Driver):
             start <= address and address + size <= start + ctypes.sizeof(owner) - ALIGN
             for start, owner in self._memory.items()
         ):
-            raise self._failure("cuMemcpy", INVALID_VALUE, f"{size} bytes at {address:#x} are outside of every allocation")
+            raise self._failure(
+                "cuMemcpy", INVALID_VALUE, f"{size} bytes at {address:#x} are outside of every allocation"
+            )
         return address
 
     def pointer_device(self, address: int) -> int | None:

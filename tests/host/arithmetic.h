@@ -257,6 +257,17 @@ template <class T> Bits<T> bfi_(Bits<T> a, Bits<T> b, u32 to, u32 count) {
     Bits<T> field = shl_<T>(count < width<T> ? shl_<T>(1, count) - 1 : ~Bits<T>(0), to);
     return (b & ~field) | (shl_<T>(a, to) & field);
 }
+template <bool Clamp> u32 bmsk_(u32 from, u32 count) {
+    u32 start = from & 31, end = start + (count & 31);
+    bool over = end >= 32 || (Clamp && (from >= 32 || count >= 32));
+    return Clamp && from >= 32 ? 0 : ~0u << start & ~(over ? 0 : ~0u << end);
+}
+template <class T, bool Clamp> u32 szext_(u32 a, u32 count) {
+    if (Clamp && count >= 32) return a;
+    count &= 31;
+    u32 mask = ~0u << count;
+    return is_signed<T> && count && a >> (count - 1) & 1 ? a | mask : a & ~mask;
+}
 inline u32 fns_(u32 mask, u32 base, s32 offset) {
     if (offset == 0) return mask >> base & 1 ? base : ~0u;
     s32 step = offset > 0 ? 1 : -1, left = std::abs(offset);

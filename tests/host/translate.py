@@ -419,7 +419,8 @@ def _atom(ins: Instruction) -> str:
         update = _call(ins, name, kind, ["old", values[0]])
     word = "b32" if kind in PACKED else kind
     return ins.set(
-        to, f"t.atomic<{word}>({space}, {ins.address(address)}, [&](Bits<{word}> old) -> Bits<{word}> {{ return {update}; }})"
+        to,
+        f"t.atomic<{word}>({space}, {ins.address(address)}, [&](Bits<{word}> old) -> Bits<{word}> {{ return {update}; }})",
     )
 
 
@@ -525,6 +526,13 @@ def _shf(ins: Instruction) -> str:
     return ins.set(ins.args[0], f"shf_<{int(left)}, {int(wrap)}>({', '.join(ins.values())})")
 
 
+def _width(ins: Instruction) -> str:
+    """bmsk and szext: a width that is too large is clamped, or wraps."""
+    kind, clamp = ins.type(), ins.take("clamp", "wrap") == "clamp"
+    flags = [kind] * (ins.opcode == "szext") + [str(clamp).lower()]
+    return ins.set(ins.args[0], f"{ins.opcode}_<{', '.join(flags)}>({', '.join(ins.values())})")
+
+
 def _dp4a(ins: Instruction) -> str:
     signs = [{"u32": "u8", "s32": "s8"}[kind] for kind in (ins.type(), ins.type())][::-1]
     return ins.set(ins.args[0], f"dp4a_<{', '.join(signs)}>({', '.join(ins.values())})")
@@ -582,7 +590,7 @@ INSTRUCTIONS: dict[str, Callable[[Instruction], str]] = {
     **dict.fromkeys(("lg2", "ex2", "tanh"), _arithmetic),
     **dict.fromkeys(("and", "or", "xor", "not", "cnot", "shl", "shr", "sad", "bfe", "bfi", "brev"), _typed()),
     **dict.fromkeys(("clz", "popc", "copysign"), _typed()),
-    "bfind": _typed("shiftamt"), "prmt": _prmt, "lop3": _lop3, "shf": _shf, "dp4a": _dp4a, "fns": _fns,
+    "bfind": _typed("shiftamt"), "prmt": _prmt, "lop3": _lop3, "shf": _shf, "dp4a": _dp4a, "fns": _fns, "bmsk": _width, "szext": _width,
     "mov": _mov, "setp": _setp, "set": _set, "selp": _selp, "slct": _slct, "cvt": _cvt,
     "ld": _ld, "ldu": _ld, "st": _st, "atom": _atom, "red": _atom, "cp": _cp,
     "cvta": _cvta, "isspacep": _isspacep, "mapa": _rank, "getctarank": _rank,
@@ -628,7 +636,9 @@ def _variable(statement: str) -> Variable:
     values = ""
     if content:
         numbers = [text.strip() for text in content.strip("{} \n").replace("{", "").replace("}", "").split(",")]
-        if not all(re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)", n) for n in numbers):
+        if not all(
+            re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)", n) for n in numbers
+        ):
             raise Unsupported(statement)
         bits = [int(re.sub(r"0[fFdD]", "0x", number), 0) % (1 << BITS[kind]) for number in numbers]
         values = ", ".join(map(str, b"".join(value.to_bytes(BITS[kind] // 8, "little") for value in bits)))
@@ -759,7 +769,9 @@ def translate(ptx: str) -> str:
     module: list[Variable] = []
     functions: list[str] = []
     at = 0
-    head = re.compile(r"(?:\.visible\s+|\.weak\s+)*\.(entry|func)\b[^{]*|(?:\.\w+\s+)*\.(?:shared|global|const)\b[^;]*;")
+    head = re.compile(
+        r"(?:\.visible\s+|\.weak\s+)*\.(entry|func)\b[^{]*|(?:\.\w+\s+)*\.(?:shared|global|const)\b[^;]*;"
+    )
     while match := head.search(ptx, at):
         if match[0].endswith(";"):
             module.append(_variable(match[0][:-1].strip()))
