@@ -5,13 +5,19 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 import host
 import numpy as np
+import products
 import pytest
 from host import HostDriver
 
+from kgen.build import arena
+from kgen.build.verify import Case, Point, points, verify
+from kgen.compiler import ops
+from kgen.runtime import Bundle
 from kgen.runtime.bind import Params
 from kgen.runtime.drivers import LaunchConfig
 from kgen.runtime.errors import DriverError
@@ -113,7 +119,7 @@ INSTRUCTIONS = [
     ("mov.b32 {h, g}, 0x12345678; mov.b32 d, {g, h}", 0x56781234),
     ("mov.b64 D, {5, 6}", 0x600000005),
     ("{ .reg .b32 d; mov.b32 d, 4; mov.b32 e, d; } mov.b32 d, e", 4),
-    ("mov.u32 d, 7; mov.pred p, 0; @p mov.u32 d, 8; @!p add.u32 d, d, 1", 8),
+    ("mov.u32 d, 7; mov.pred p, 0; @p mov.u32 d, 8; @!p add.u32 d, d, 1; mov.u32 d, d", 8),
     # Floats
     (f"add.f32 d, {f32(1)}, {f32(2**-25)}", bits(1)),
     (f"add.rp.f32 d, {f32(1)}, {f32(2**-40)}", bits(1 + 2**-23)),
@@ -132,10 +138,12 @@ INSTRUCTIONS = [
     (f"sub.f32 d, {f32(float('inf'))}, {f32(float('inf'))}", 0x7FFFFFFF),
     (f"ex2.approx.ftz.f32 d, {f32(3)}", bits(8)),
     (f"copysign.f32 d, {f32(-1)}, {f32(2)}", bits(-2)),
-    ("fma.rn.f16x2 d, 0x3c003c00, 0x40003c00, 0x3c003c00", 0x42004000),
-    ("fma.rn.bf16 h, 0x3f80, 0x3f80, 0x0080", 0x3F80),
-    ("add.rn.bf16x2 d, 0x3f803f80, 0x3f804000", 0x40004040),
-    ("max.f16x2 d, 0x7e003c00, 0x4000c000", 0x40003C00),
+    ("mov.b32 d, 0x3c003c00; mov.b32 e, 0x40003c00; fma.rn.f16x2 d, d, e, d", 0x42004000),
+    ("mov.b16 h, 0x3f80; mov.b16 g, 0x0080; fma.rn.bf16 h, h, h, g", 0x3F80),
+    ("mov.b16 h, 0x3f80; mov.b16 g, 0x3b80; fma.rn.bf16 h, h, h, g", 0x3F80),
+    ("mov.b16 h, 0x3f80; mov.b16 g, 0x3b81; fma.rn.bf16 h, h, h, g", 0x3F81),
+    ("mov.b32 d, 0x3f803f80; mov.b32 e, 0x3f804000; add.rn.bf16x2 d, d, e", 0x40004040),
+    ("mov.b32 d, 0x7e003c00; mov.b32 e, 0x4000c000; max.f16x2 d, d, e", 0x40003C00),
     # Comparisons
     (f"setp.lt.f32 p, {f32(NAN)}, {f32(1)}", 0),
     (f"setp.ltu.f32 p, {f32(NAN)}, {f32(1)}", 1),
@@ -178,7 +186,7 @@ INSTRUCTIONS = [
 def results(folder):
     lines = [HEADER, ".visible .entry every(.param .u64 out)\n{\n.reg .b64 base;\nld.param.u64 base, [out];"]
     for i, (text, _) in enumerate(INSTRUCTIONS):
-        target = re.findall(r"\b[pdDh]\b", re.split("[;}]", text)[-1])[0]
+        target = re.search(r"\b[pdDh]\b", text.split(";")[-1])[0]
         lines.append("{ .reg .pred p, q; .reg .b16 h, g; .reg .b32 d, e; .reg .b64 D;")
         lines.append(f"{text};")
         lines.append({"p": "selp.u64 D, 1, 0, p;", "d": "cvt.u64.u32 D, d;", "h": "cvt.u64.u16 D, h;", "D": ""}[target])
@@ -324,3 +332,42 @@ def test_a_missing_barrier_gives_other_results(device):
     x = numbers(64)
     found = [device.run("no_barrier", x, np.zeros_like(x), 64, block=64, smem=256)[1] for _ in range(4)]
     assert any(not np.array_equal(out, found[0]) for out in found[1:])
+
+
+# With kgen verify.
+
+
+def cases(bundle: Bundle, folder: Path, todo: Iterable[Point]) -> list[Case]:
+    driver = HostDriver(bundle, folder, guard=arena.GUARD)
+    with bundle.load(driver=driver, lazy=True) as kernels, np.errstate(all="ignore"):
+        return list(verify(kernels, todo, 1))
+
+
+WRONG = Path(__file__).parents[1] / "device" / "wrong.cu"
+
+
+@pytest.fixture(scope="module")
+def wrong(compile_cuda, folder):
+    code = compile_cuda(WRONG)
+    names = ("right", "off_by_one_row", "wrong_scale", "unwritten_tail", "race", "fault")
+    contracts = map(products.contract, names)
+    return Bundle.open(products.write(folder / "wrong.kgen", contracts, code.cubin, code.ptx, zeroed=("race",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "words"),
+    [
+        ("right", set(), None),
+        ("off_by_one_row", {1}, r"half ulps of the row's magnitude \S+ exceeds 4, worst at \[\d+, \d+\]: got"),
+        ("wrong_scale", set(), r"relative Frobenius error of sampled rows 0\.0[23]\d* exceeds 0\.002"),
+        ("unwritten_tail", {64}, r"elements are never written, the first at \[\d+, 0\]"),
+        ("race", set(), r"exceeds|differ from run to run"),
+        ("fault", set(), r"fault: block \(\d+, 0, 0\), thread \(\d+, [01], 0\) writes 4 bytes at 0x8, where nothing is"),
+    ],
+)
+def test_verify_catches_a_wrong_kernel(wrong, folder, name, passes, words):
+    todo = [point for point in points(products.contract(name)) if point.kind == "normal"]
+    found = {case.point.dims["m"]: case for case in cases(wrong, folder, todo)}
+    assert {m for m, case in found.items() if case.status == "ok"} == (passes if words else found.keys())
+    for m in found.keys() - passes:
+        assert not words or re.search(words, " ".join(found[m].failures)), found[m].failures
