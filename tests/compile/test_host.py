@@ -245,7 +245,9 @@ def test_an_unknown_instruction_is_named(folder):
 
 @pytest.fixture(scope="module")
 def compile_cuda():
-    pytest.importorskip("tilelang", reason="the compiler's dependencies are not installed: pip install 'kgen[compiler]'")
+    pytest.importorskip(
+        "tilelang", reason="the compiler's dependencies are not installed: pip install 'kgen[compiler]'"
+    )
     from kgen.build.toolchain import Toolchain
     from kgen.compiler.kernel import KernelSource
 
@@ -313,12 +315,20 @@ def test_a_grid_waits_for_itself_where_it_is_cooperative(device):
     [
         ("reads_past_the_end", {}, r"thread \(63, 0, 0\) reads 4 bytes at byte 256 of a buffer of 256"),
         ("writes_before_the_start", {}, r"thread \(0, 0, 0\) writes 4 bytes at byte -4 of a buffer of 256"),
-        ("past_shared", {"smem": 256}, r"thread \(63, 0, 0\) writes 4 bytes at byte 256 of the block's 256 bytes of shared"),
+        (
+            "past_shared",
+            {"smem": 256},
+            r"thread \(63, 0, 0\) writes 4 bytes at byte 256 of the block's 256 bytes of shared",
+        ),
         ("misaligned", {}, r"reads 16 bytes at 0x\w+, which is misaligned"),
         ("trap", {}, r"trap: block \(0, 0, 0\), thread \(5, 0, 0\) traps"),
         ("not_all_arrive", {}, r"waits at bar.sync, and none of the 64 threads left can go on"),
         ("lane_missing", {}, r"waits at (shfl.sync.idx|bar.sync), and none"),
-        ("no_cluster_barrier", {"block": 32, "grid": 2, "cluster": 2}, r"reads shared memory of block 0 of .* has exited"),
+        (
+            "no_cluster_barrier",
+            {"block": 32, "grid": 2, "cluster": 2},
+            r"reads shared memory of block 0 of .* has exited",
+        ),
     ],
 )
 def test_a_wrong_kernel_is_an_error(device, entry, launch, words):
@@ -362,7 +372,11 @@ def wrong(compile_cuda, folder):
         ("wrong_scale", set(), r"relative Frobenius error of sampled rows 0\.0[23]\d* exceeds 0\.002"),
         ("unwritten_tail", {64}, r"elements are never written, the first at \[\d+, 0\]"),
         ("race", set(), r"exceeds|differ from run to run"),
-        ("fault", set(), r"fault: block \(\d+, 0, 0\), thread \(\d+, [01], 0\) writes 4 bytes at 0x8, where nothing is"),
+        (
+            "fault",
+            set(),
+            r"fault: block \(\d+, 0, 0\), thread \(\d+, [01], 0\) writes 4 bytes at 0x8, where nothing is",
+        ),
     ],
 )
 def test_verify_catches_a_wrong_kernel(wrong, folder, name, passes, words):

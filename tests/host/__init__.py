@@ -32,9 +32,9 @@ COMPILE = ("-std=c++20", "-O1", "-fno-exceptions", "-ffp-contract=off", "-w", "-
 ALIGN = 256  # bytes, of allocations
 MESSAGE_BYTES = 1024
 DEVICE, CONTEXT = 0, 1
-INVALID_VALUE, NOT_FOUND, LAUNCH_FAILED = 1, 500, 719  # CUDA_ERROR_…
+INVALID_VALUE, NOT_FOUND, LAUNCH_FAILED, NOT_SUPPORTED = 1, 500, 719, 801  # CUDA_ERROR_…
 NAMES = {INVALID_VALUE: "CUDA_ERROR_INVALID_VALUE", NOT_FOUND: "CUDA_ERROR_NOT_FOUND"}
-NAMES |= {LAUNCH_FAILED: "CUDA_ERROR_LAUNCH_FAILED"}
+NAMES |= {LAUNCH_FAILED: "CUDA_ERROR_LAUNCH_FAILED", NOT_SUPPORTED: "CUDA_ERROR_NOT_SUPPORTED"}
 ATTRIBUTES = {
     Attribute.MAX_THREADS_PER_BLOCK: 1024,
     Attribute.L2_CACHE_SIZE: 60 << 20,
@@ -195,6 +195,9 @@ class HostDriver(Driver):
             raise self._failure("cuKernelGetFunction", NOT_FOUND, str(error)) from None
 
     # Launches.
+
+    def encode_tensor_map(self, **arguments: Any) -> Any:
+        raise self._failure("cuTensorMapEncodeTiled", NOT_SUPPORTED, "the host driver has no tensor maps")
 
     def _launcher(self, function: int, config: LaunchConfig, params: int, stream: int) -> Callable[[], None]:
         code = self._code(function)
