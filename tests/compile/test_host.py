@@ -16,7 +16,6 @@ from host import HostDriver
 
 from kgen.build import arena
 from kgen.build.verify import Case, Point, points, verify
-from kgen.compiler import ops
 from kgen.runtime import Bundle
 from kgen.runtime.bind import Params
 from kgen.runtime.drivers import LaunchConfig
@@ -217,7 +216,7 @@ def test_rounding_to_a_narrow_float(folder, instruction, dtype):
     codes = np.arange(1 << 8 * narrow.itemsize).astype(f"u{narrow.itemsize}").view(narrow)
     values = np.unique(codes.astype(np.float32)[np.isfinite(codes.astype(np.float32))])
     values = values[values != 0]
-    ties = (values[1:].astype(np.float64) + values[:-1]).astype(np.float32) / 2
+    ties = ((values[1:].astype(np.float64) + values[:-1]) / 2).astype(np.float32)
     x = np.concatenate([values, ties, np.nextafter(ties, np.float32(9e9)), np.nextafter(ties, np.float32(-9e9))])
     x = np.resize(x, -(-x.size // 128) * 128)
     ptx = f"""{HEADER}.visible .entry convert(.param .u64 x, .param .u64 y)

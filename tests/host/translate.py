@@ -186,7 +186,7 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _call(ins: Instruction, name: str, kind: str, args: list[str], *flags: str) -> str:
+def _call(name: str, kind: str, args: list[str], *flags: str) -> str:
     """A call of an operation, on both halves of a packed type."""
     function = f"{name}<{', '.join((PACKED.get(kind, kind), *flags))}>"
     if kind in PACKED:
@@ -206,10 +206,10 @@ def _arithmetic(ins: Instruction) -> str:
         name = {"mad": "fma"}.get(name, name)
         scalar = PACKED.get(kind, kind)
         if flush:
-            args = [_call(ins, "ftz", kind, [arg]) for arg in args]
+            args = [_call("ftz", kind, [arg]) for arg in args]
         flags = [rounding] if name in ("add", "sub", "mul", "fma", "div", "rcp", "sqrt") and rounding else []
         flags += ["true"] if ins.take("NaN") else []
-        result = _call(ins, f"{name}_", kind, args, *flags)
+        result = _call(f"{name}_", kind, args, *flags)
         for wanted, function in ((flush, "ftz"), (saturate, "sat01"), (relu, "relu")):
             if wanted:
                 result = f"x2({function}<{scalar}>, {result})" if kind in PACKED else f"{function}<{kind}>({result})"
@@ -219,7 +219,7 @@ def _arithmetic(ins: Instruction) -> str:
         if kind != "s32" or name not in ("add", "sub"):
             raise ins.unsupported()
         return ins.set(ins.args[0], f"u32(cvt_int<s32, s64, true>({wide[0]} {'+-'[name == 'sub']} {wide[1]}))")
-    result = _call(ins, f"{name}_", kind, args)
+    result = _call(f"{name}_", kind, args)
     return ins.set(ins.args[0], f"relu<{kind}>({result})" if relu else result)
 
 
@@ -265,7 +265,7 @@ def _typed(*flags: str) -> Callable[[Instruction], str]:
     def translate(ins: Instruction) -> str:
         kind = ins.type()
         given = ["true" if ins.take(flag) else "false" for flag in flags]
-        return ins.set(ins.args[0], _call(ins, f"{ins.opcode}_", kind, ins.values(), *given))
+        return ins.set(ins.args[0], _call(f"{ins.opcode}_", kind, ins.values(), *given))
 
     return translate
 
@@ -416,12 +416,10 @@ def _atom(ins: Instruction) -> str:
         update = f"old == Bits<{kind}>({values[0]}) ? Bits<{kind}>({values[1]}) : old"
     else:
         name = operation if operation in ("exch", "inc", "dec") else f"{operation}_"
-        update = _call(ins, name, kind, ["old", values[0]])
+        update = _call(name, kind, ["old", values[0]])
     word = "b32" if kind in PACKED else kind
-    return ins.set(
-        to,
-        f"t.atomic<{word}>({space}, {ins.address(address)}, [&](Bits<{word}> old) -> Bits<{word}> {{ return {update}; }})",
-    )
+    function = f"[&](Bits<{word}> old) -> Bits<{word}> {{ return {update}; }}"
+    return ins.set(to, f"t.atomic<{word}>({space}, {ins.address(address)}, {function})")
 
 
 def _barrier(ins: Instruction) -> str:
@@ -490,7 +488,8 @@ def _elect(ins: Instruction) -> str:
 
 
 def _cvta(ins: Instruction) -> str:
-    size, to = ins.type(), ins.take("to")
+    ins.type()
+    to = ins.take("to")
     space = SPACES[ins.take(*SPACES)]
     return ins.set(ins.args[0], f"t.{'from' if to else 'to'}_generic({space}, {ins.value(ins.args[1])})")
 
@@ -570,12 +569,9 @@ def _cp(ins: Instruction) -> str:
     return f"t.copy_async({ins.address(to)}, {ins.address(source)}, {size}, {bytes});"
 
 
-def _nothing(ins: Instruction) -> str:
-    ins.parts.clear()
-    return ";"
-
-
 def _always(statement: str) -> Callable[[Instruction], str]:
+    """Instructions that are the same statement whatever their operands."""
+
     def translate(ins: Instruction) -> str:
         ins.parts.clear()
         return statement
@@ -583,24 +579,34 @@ def _always(statement: str) -> Callable[[Instruction], str]:
     return translate
 
 
+def _constant(value: str) -> Callable[[Instruction], str]:
+    """Instructions that set their first operand and have no other effect."""
+
+    def translate(ins: Instruction) -> str:
+        ins.parts.clear()
+        return ins.set(ins.args[0], value)
+
+    return translate
+
+
 INSTRUCTIONS: dict[str, Callable[[Instruction], str]] = {
     **dict.fromkeys(("add", "sub", "addc", "subc"), _carry),
     **dict.fromkeys(("mul", "mad", "mul24", "mad24", "madc"), _multiply),
-    **dict.fromkeys(("fma", "div", "rem", "abs", "neg", "min", "max", "rcp", "sqrt", "rsqrt", "sin", "cos"), _arithmetic),
-    **dict.fromkeys(("lg2", "ex2", "tanh"), _arithmetic),
+    **dict.fromkeys(("fma", "div", "rem", "abs", "neg", "min", "max", "rcp", "sqrt", "rsqrt"), _arithmetic),
+    **dict.fromkeys(("sin", "cos", "lg2", "ex2", "tanh"), _arithmetic),
     **dict.fromkeys(("and", "or", "xor", "not", "cnot", "shl", "shr", "sad", "bfe", "bfi", "brev"), _typed()),
     **dict.fromkeys(("clz", "popc", "copysign"), _typed()),
-    "bfind": _typed("shiftamt"), "prmt": _prmt, "lop3": _lop3, "shf": _shf, "dp4a": _dp4a, "fns": _fns, "bmsk": _width, "szext": _width,
+    "bfind": _typed("shiftamt"), "bmsk": _width, "szext": _width, "fns": _fns,
+    "prmt": _prmt, "lop3": _lop3, "shf": _shf, "dp4a": _dp4a,
     "mov": _mov, "setp": _setp, "set": _set, "selp": _selp, "slct": _slct, "cvt": _cvt,
     "ld": _ld, "ldu": _ld, "st": _st, "atom": _atom, "red": _atom, "cp": _cp,
     "cvta": _cvta, "isspacep": _isspacep, "mapa": _rank, "getctarank": _rank,
     "bar": _barrier, "barrier": _barrier, "shfl": _shfl, "vote": _vote, "match": _match, "redux": _redux,
-    "elect": _elect, "activemask": lambda ins: (ins.take("b32"), ins.set(ins.args[0], "1u << t.lane"))[1],
-    "bra": _bra, "brx": _brx, "ret": _always("return;"), "exit": _always("return;"), "trap": _always('t.fault("traps");'),
-    "nanosleep": _always("t.spin();"),
-    "createpolicy": lambda ins: (ins.parts.clear(), ins.set(ins.args[0], "0"))[1],
-    **dict.fromkeys(("membar", "fence", "griddepcontrol", "prefetch", "prefetchu", "discard", "applypriority"), _nothing),
-    "pragma": _nothing,
+    "elect": _elect, "activemask": _constant("1u << t.lane"), "createpolicy": _constant("0"),
+    "bra": _bra, "brx": _brx, "ret": _always("return;"), "exit": _always("return;"),
+    "trap": _always('t.fault("traps");'), "nanosleep": _always("t.spin();"),
+    **dict.fromkeys(("membar", "fence", "griddepcontrol", "prefetch", "prefetchu"), _always(";")),
+    **dict.fromkeys(("discard", "applypriority"), _always(";")),
 }  # fmt: skip
 
 
