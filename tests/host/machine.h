@@ -48,6 +48,7 @@ constexpr u32 FIRST_SHARED = 1024;  // offset of the first byte that a kernel ma
 constexpr u32 RANK_SHIFT = 24;      // shared::cluster addresses: rank + 1 over the offset; 0: the own block's
 constexpr u64 STACK = 1 << 20;      // bytes a fiber
 constexpr u32 MAX_IDLE = 20000;     // rounds in which all fibers that run only spin
+constexpr u32 HELD_ROUNDS = 64;
 constexpr u64 MAX_LOOPS = 1ull << 30;
 
 // Threads that wait for each other, time after time; values of two times are kept, as who is released first may come
@@ -471,7 +472,11 @@ inline void Machine::run(const std::vector<u32> &ids, char *stacks) {
     start(ids, stacks);
     std::vector<u32> order(threads.size());
     for (u32 i = 0; i < order.size(); i++) order[i] = i;
-    for (u32 idle = 0;;) {
+    // Some warps are held back for some rounds: else all would go from one collective to the next side by side, and a
+    // warp would never see what another does two collectives later.
+    u64 held = 0;
+    for (u32 idle = 0, rounds = 0;; rounds--) {
+        if (!rounds) held = draw(), rounds = 1 + draw() % HELD_ROUNDS;
         shuffle(order);
         bool ran = false;
         progress = false;
@@ -480,6 +485,7 @@ inline void Machine::run(const std::vector<u32> &ids, char *stacks) {
             Thread &thread = threads[i];
             if (thread.done) continue;
             left = &thread;
+            if (held >> (i / 32) % 64 & 1) continue;
             if (thread.waits_on) {
                 if (*thread.waits_on == thread.waits_at) continue;
                 thread.waits_on = nullptr;
@@ -489,6 +495,10 @@ inline void Machine::run(const std::vector<u32> &ids, char *stacks) {
             if (failed) return;
         }
         if (!left) return;
+        if (!ran && held) {
+            held = 0, rounds = 2;  // the next round holds no one back
+            continue;
+        }
         idle = progress ? 0 : idle + 1;
         if (!ran || idle > MAX_IDLE) {
             u32 others = 0;
