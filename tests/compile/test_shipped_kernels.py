@@ -29,7 +29,7 @@ from kgen.runtime import Bundle
 pytestmark = pytest.mark.skipif(not host.compiler(), reason="needs g++")
 
 SPECS = Path(__file__).parents[2] / "specs"
-ROWS = (1, 5, 33)
+SIZES = (1, 5, 33)  # rows or tokens
 CHOSEN = {
     "quantize": (
         "fp8_channel_float32_k128", "fp8_block128_float16_k4099", "fp8_group128_rows_bfloat16_k7168",
@@ -44,14 +44,14 @@ CHOSEN = {
         "fp8_block128_bfloat16_k7168", "int4_group128_float16_k4096", "int8_channel_float16_k4099",
         "int8_tensor_float32_k4099",
     ),
+    "moe_routing": (
+        "topk_softmax_e128", "topk_sigmoid_e384", "topk_deepseek_v3_bfloat16", "topk_kimi_k2_float32",
+        "topk_qwen3_float32", "align_e384_block64", "align_e256_block16", "permute_e128_h3072",
+        "permute_e128_ep2_h7168", "permute_e256_h7168_fp8", "unpermute_h3072", "unpermute_h7168_shared",
+    ),
 }  # fmt: skip
+MORE = {"moe_align": (300, 2100), "moe_permute": (600,)}  # where another variant runs
 OUT_OF_SCOPE = {"gemm": "wgmma and tensor maps"}  # families, and what the translator lacks for them
-BROKEN = {
-    "smooth_int8_channel_bfloat16_k2880": "reads `smooth` past its end",
-    "fp8_group128_ue8m0_columns_bfloat16_k7168": "an infinite amax: its stored scale is NaN, the codes are 0",
-    "fp8_silu_and_mul_ue8m0_row_bfloat16_k2048": "an infinite amax: its stored scale is NaN, the codes are 0",
-    "fp8_ue8m0_row_bfloat16_k4096": "an infinite amax: its stored scale is NaN, the codes are 0",
-}  # operators with a known defect; an entry goes when its operator passes
 
 
 @cache
@@ -89,18 +89,12 @@ def kernels(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "operator"),
-    [
-        pytest.param(
-            name, op, id=f"{name}-{op.name}",
-            marks=[pytest.mark.xfail(reason=BROKEN[op.name], strict=True)] if op.name in BROKEN else [],
-        )
-        for name in CHOSEN
-        for op in operators(name)
-    ],
-)  # fmt: skip
+    [pytest.param(name, op, id=f"{name}-{op.name}") for name in CHOSEN for op in operators(name)],
+)
 def test_an_operator_does_what_its_contract_says(kernels, name, operator):
-    sizes = sorted({min(max(m, operator.dims["m"][0]), operator.dims["m"][1]) for m in ROWS})
-    todo = [Point(operator, None, {"m": m}, kind) for m in sizes for kind in operator.input_kinds]
+    (dim,) = (dim for dim, (least, most) in operator.dims.items() if least < most)
+    sizes = [*SIZES, *MORE.get(operator.family(), ())]
+    todo = [Point(operator, None, {dim: size}, kind) for size in sizes for kind in operator.input_kinds]
     with np.errstate(all="ignore"):
         cases = list(verify(kernels(name), todo, 1))
     assert len(cases) == len(sizes) * len(operator.input_kinds)
